@@ -61,6 +61,13 @@ def check_base_url(url: str, *, may_have_user: bool = False) -> None:
         raise ValueError("a base URL has no query and no fragment")
 
 
+def without_user(url: str) -> str:
+    """Return a URL without the user and the password before its host, so that an error may show it."""
+    scheme, separator, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+
+
 class Server(BaseModel):
     """A server's base URL, as OpenAI's clients take it, and what is needed to be let in.
 

@@ -8,11 +8,12 @@ reads its own file, ``AWS_SHARED_CREDENTIALS_FILE``.
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
@@ -24,6 +25,16 @@ Auth = Literal["off", "keys", "proxy"]
 
 _SECRETS: Final = ("broker_url", "database_url", "api_key")
 _MAX_SECRET_BYTES: Final = 65_536
+# Of the broker's URL: what both redis-py and kombu take.
+_TLS_OPTIONS: Final = (
+    "ssl_cert_reqs",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_check_hostname",
+)
+_OUR_PREFIX: Final = re.compile(r"O(?:MN|NM)[IY]?[_.-]*JOBS?[_.-]*", re.IGNORECASE)  # also misspelt
 SECRET_VARIABLES: Final = frozenset(
     {"OMNI_JOBS_SERVERS"} | {f"OMNI_JOBS_{name.upper()}{end}" for name in _SECRETS for end in ("", "_FILE")}
 )
@@ -209,6 +220,10 @@ class Settings(BaseSettings):
         is_plain = parts.scheme == "redis" and not parts.query
         if not (is_plain or parts.scheme == "rediss") or not parts.hostname or port == 0 or not number.isdecimal():
             raise ValueError("not redis://[:password@]host[:port][/number], nor rediss://…")
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name not in _TLS_OPTIONS or (name == "ssl_cert_reqs" and value not in ("required", "optional", "none")):
+                options = ", ".join(_TLS_OPTIONS)
+                raise ValueError(f"of rediss:// the options are {options}, the first required, optional or none")
         return url
 
     @property
@@ -339,14 +354,19 @@ def read_settings(on_unknown: Callable[[str], None] | None = None) -> Settings:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line of text for each ``OMNI_JOBS_…`` variable that nothing reads, with the known name nearest to it."""
+    """Return a line of text for each ``OMNI_JOBS_…`` variable that nothing reads, with the known name nearest to it.
+
+    One whose prefix is misspelt counts, such as ``OMNIJOBS_…``, if the rest is the name of a setting, or nearly so.
+    """
     known = {name.upper() for name in Settings.model_fields} | {f"{name}_file".upper() for name in _SECRETS} | {"URL"}
     lines = []
     for name in sorted(environment):
-        prefix, setting = name.upper()[:10], name.upper()[10:]
-        if prefix == "OMNI_JOBS_" and setting not in known:
-            near = get_close_matches(setting, known, n=1)
-            lines.append(f"nothing reads the variable {name}" + (f": is {prefix}{near[0]} meant?" if near else ""))
+        found = _OUR_PREFIX.match(name)
+        if found is None or (found[0].upper() == "OMNI_JOBS_" and name[found.end() :].upper() in known):
+            continue
+        near = get_close_matches(name[found.end() :].upper(), known, n=1)
+        if near or found[0].upper() == "OMNI_JOBS_":
+            lines.append(f"nothing reads the variable {name}" + (f": is OMNI_JOBS_{near[0]} meant?" if near else ""))
     return lines
 
 

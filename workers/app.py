@@ -12,6 +12,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import read_settings
 from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
+from workers.consumer.log_lines import show_printable_lines
 
 try:
     settings = read_settings(lambda line: print(f"celery worker: {line}", file=sys.stderr))
@@ -21,6 +22,7 @@ except ConfigError as error:
 app.set_current()
 app.steps["consumer"].add(HookStep)
 signals.celeryd_init.connect(check_command_line)
+signals.after_setup_logger.connect(show_printable_lines)
 
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]

@@ -5,6 +5,7 @@ import json
 import logging
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -98,7 +99,7 @@ def _answer_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, OmniJobsError):
         raise error  # a bug
     if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
+        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
     return answer_to(error)
 
 

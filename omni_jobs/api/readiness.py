@@ -13,6 +13,7 @@ from omni_jobs.storage import ObjectStore
 from omni_jobs.views import ErrorView
 
 _WRITE_EVERY_S = 3.0
+_PUT_EVERY_S = 20.0  # a service may charge for each
 _PIPELINES_LIMIT_S = 60.0  # the first time, tokenizers are loaded
 
 
@@ -56,12 +57,14 @@ class ServerReadiness:
         self._troubles_now = troubles
         self._refused: Mapping[str, ErrorView] = {}
         self._troubles: Mapping[str, ErrorView | None] = {}
+        self._store = store
         self._written_at: float | None = None
+        self._put_at: float | None = None
         self._checks = SharedChecks(
             {
                 "database": SharedCheck(self._check_database, DatabaseUnavailable),
-                "storage": SharedCheck(store.check, StorageUnavailable),
-                "broker": SharedCheck(broker.depths, BrokerUnavailable),
+                "storage": SharedCheck(self._check_storage, StorageUnavailable),
+                "broker": SharedCheck(broker.check, BrokerUnavailable),
                 "pipelines": SharedCheck(self._check_pipelines, limit_s=_PIPELINES_LIMIT_S),
             }
         )
@@ -88,6 +91,15 @@ class ServerReadiness:
             self._written_at = None
             self._db.check_writes()
             self._written_at = began
+
+    def _check_storage(self) -> None:
+        began = time.monotonic()
+        if self._put_at is not None and began < self._put_at + _PUT_EVERY_S:
+            self._store.check()
+            return
+        self._put_at = None
+        self._store.check_writes()
+        self._put_at = began
 
     def _check_pipelines(self) -> None:
         self._refused, self._troubles = self._refused_now(), self._troubles_now()

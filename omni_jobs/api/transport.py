@@ -14,13 +14,20 @@ from omni_jobs.settings import Settings
 
 
 def host_name(host: str) -> str:
-    """Return the name or address of a host without its port, in small letters."""
+    """Return the name of a host without its port, in small letters, or its address as browsers write it."""
     host = host.lower().rstrip(".")
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        return _shortest(host[1:].partition("]")[0])
     if host.count(":") > 1:  # an IPv6 address without brackets, from the settings
-        return host
+        return _shortest(host)
     return host.partition(":")[0].rstrip(".")
+
+
+def _shortest(address: str) -> str:
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address
 
 
 def is_address(name: str) -> bool:

@@ -32,6 +32,9 @@ CONNECTION_OPTIONS: Mapping[str, Any] = {
 }
 """Options of redis-py for every connection to the broker."""
 
+_WRITE_CHECK = "omni-jobs-write-check"
+_WRITE_CHECK_LIVES_S = 60
+
 
 class Broker:
     """Rings the doorbells of all stages' queues. Safe for threads. Connects to Redis when it is first used.
@@ -101,6 +104,11 @@ class Broker:
         """Return how many doorbells a queue holds. Raises BrokerUnavailable."""
         with _broker_errors("does not answer"):
             return int(self._redis.llen(self._key(queue_name)))
+
+    def check(self) -> None:
+        """Raise BrokerUnavailable unless the broker takes writes: one that is full or a replica takes no doorbells."""
+        with _broker_errors("takes no writes"):
+            self._redis.set(self._key(_WRITE_CHECK), 1, ex=_WRITE_CHECK_LIVES_S)
 
     def depths(self) -> dict[str, int]:
         """Return how many doorbells each queue holds, by its name. Raises BrokerUnavailable."""

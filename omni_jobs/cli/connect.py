@@ -19,12 +19,14 @@ def connect(url: str | None) -> Client:
     from omni_jobs.client import Client
     from omni_jobs.errors import ConfigError
     from omni_jobs.servers import check_base_url
-    from omni_jobs.settings import read_settings
+    from omni_jobs.settings import read_settings, unknown_variables
     from omni_jobs.stack.data_directory import running_stack
 
     if url is None:
         url = running_stack(read_settings(notice).data_dir)
     else:
+        for line in unknown_variables(os.environ):
+            notice(line)
         try:
             check_base_url(url, may_have_user=True)
         except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from omni_jobs.cli.formats import printable
 from omni_jobs.cli.terminal import say
 from omni_jobs.errors import NotFound, OmniJobsError
 
@@ -30,6 +31,9 @@ class Subcommands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:  # typer prints it, which may name what a server serves
+            error.message = printable(error.message)
+            raise
         except OmniJobsError as error:
             fail(str(error), exit_code(error))
         except TimeoutError as error:

@@ -28,7 +28,7 @@ from omni_jobs.errors import (
     ServerUnavailable,
 )
 from omni_jobs.files import new_file
-from omni_jobs.servers import check_base_url
+from omni_jobs.servers import check_base_url, without_user
 from omni_jobs.views import (
     BulkAnswer,
     CalibrationView,
@@ -321,7 +321,8 @@ class Client:
         try:
             yield
         except httpx2.TransportError as error:
-            raise ServerUnavailable(f"no answer from {self.base_url}{path}: {error or type(error).__name__}") from error
+            where = without_user(self.base_url)
+            raise ServerUnavailable(f"no answer from {where}{path}: {error or type(error).__name__}") from error
 
     def close(self) -> None:
         """Close the connections to the server."""

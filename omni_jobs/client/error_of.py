@@ -3,6 +3,7 @@
 import httpx2
 
 from omni_jobs.errors import LimitReached, NotFound, OmniJobsError, ServerUnavailable
+from omni_jobs.servers import without_user
 
 
 def error_of(response: httpx2.Response) -> OmniJobsError:
@@ -14,7 +15,7 @@ def error_of(response: httpx2.Response) -> OmniJobsError:
     try:
         error = OmniJobsError.from_dict(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        message = f"HTTP {response.status_code} {response.reason_phrase} from {response.request.url}"
+        message = f"HTTP {response.status_code} {response.reason_phrase} from {without_user(str(response.request.url))}"
         if response.status_code in (502, 503, 504):
             return ServerUnavailable(message)
         return NotFound(message) if response.status_code == 404 else OmniJobsError(message)

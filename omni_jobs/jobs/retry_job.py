@@ -1,10 +1,20 @@
 """Retry: run an ended job again at its user's wish, from the stage that failed or from an earlier one."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, exists, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
-from omni_jobs.database.tables import RETRY_TOKEN, ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, encode_json
+from omni_jobs.database.tables import (
+    RETRY_TOKEN,
+    ArtifactRow,
+    AttemptErrorRow,
+    EventRow,
+    GarbageRow,
+    JobRow,
+    StageRunRow,
+    encode_json,
+)
 from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
 from omni_jobs.jobs import quota, stored_bytes
 from omni_jobs.jobs import transition_sql as sql
@@ -14,6 +24,12 @@ from omni_jobs.jobs.transition import JobTransition
 from omni_jobs.jobs.virtual_times import Wish
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
+
+KEPT_EVENTS: Final = 100
+"""The newest events of a job that a retry keeps: who retries and cancels without end fills no database."""
+
+KEPT_ATTEMPTS: Final = 100
+"""The newest attempts of a stage run whose errors a retry keeps."""
 
 _RETRIED = "job.retried"
 
@@ -41,6 +57,13 @@ _START_OVER = (
         warnings=None,
         snapshot=None,
     )
+)
+_newest = select(func.max(EventRow.number)).where(EventRow.job_id == bindparam("job")).scalar_subquery()
+_FORGET_EVENTS = delete(EventRow).where(EventRow.job_id == bindparam("job"), EventRow.number <= _newest - KEPT_EVENTS)
+_attempts = select(StageRunRow.attempt).where(StageRunRow.id == AttemptErrorRow.stage_run_id).scalar_subquery()
+_FORGET_ERRORS = delete(AttemptErrorRow).where(
+    AttemptErrorRow.stage_run_id.in_(bindparam("ids", expanding=True)),
+    AttemptErrorRow.attempt <= _attempts - KEPT_ATTEMPTS,
 )
 
 
@@ -122,7 +145,10 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
 
 
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
-    """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one."""
+    """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one.
+
+    Events and errors of long ago go as well.
+    """
     # An end leaves no snapshot, but for one that an older build recorded, which knows of none.
     keys = [run.payload_key for run in runs if run.payload_key is not None]
     keys += [key for run in runs if run.snapshot is not None for key in run.snapshot.keys]
@@ -153,6 +179,8 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     )
     data = {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token}
     sql.INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
+    tx.execute(_FORGET_EVENTS, {"job": job_id})
+    tx.execute(_FORGET_ERRORS, {"ids": ids})
 
 
 def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | None:

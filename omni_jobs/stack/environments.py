@@ -11,9 +11,13 @@ _OURS = "OMNI_JOBS_"
 # Whose variables begin so: boto3, which only the object store uses, and PostgreSQL's client library.
 _OF_OBJECTS, _OF_POSTGRESQL = ("AWS_", "BOTO_"), ("PG",)
 _SECRET_NAME = re.compile(
-    r"(?:KEY|TOKENS?|SECRETS?|PASS|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|DSN)(?:_|$)", re.IGNORECASE
+    r"(?:KEY|TOKEN|SECRET|PASS|PASSW(?:OR)?D|PASSPHRASE|PASSCODE|CREDENTIAL|CRED|DSN|JWT|BEARER|COOKIE"
+    r"|(?:^|_)(?:PAT|AUTH|AUTHORIZATION)|(?<!^)(?<!^OLD)PWD)S?[0-9]*(?:_|$)",
+    re.IGNORECASE,
 )
-_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_PASSWORD_IN_VALUE = re.compile(
+    r"://[^@\s]*:[^@\s]+@|://[^:/@\s]{16,}@|\b(?:password|passwd|pwd|secret|token)[\"']?\s*[=:]", re.IGNORECASE
+)
 
 
 def bare_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -55,7 +59,7 @@ def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _may_hold_a_secret(name: str, value: str) -> bool:
     is_proxy = name.lower().endswith("_proxy")  # whoever sends something needs it, with its password
-    return _SECRET_NAME.search(name) is not None or (not is_proxy and _PASSWORD_IN_URL.search(value) is not None)
+    return _SECRET_NAME.search(name) is not None or (not is_proxy and _PASSWORD_IN_VALUE.search(value) is not None)
 
 
 def _foreign(environment: Mapping[str, str], used: tuple[str, ...]) -> dict[str, str]:

@@ -53,6 +53,7 @@ _READ_TRIES: Final = 3
 _CALL_S: Final = 15.0
 _SLOWEST_BYTES_PER_S: Final = 1_000_000
 _CHECK_S: Final = 4.0
+_WRITE_CHECK: Final = "write-check"  # the one object that checks put
 _REFUSED: Final = frozenset({"EntityTooLarge", "InvalidArgument", "KeyTooLongError"})
 _FULL: Final = frozenset(
     {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
@@ -194,6 +195,12 @@ class S3ObjectStore(ObjectStore):
     def check(self) -> None:
         with self._call("asking for the bucket", self._bucket, CallLimit(_CHECK_S)):
             self._impatient_client.head_bucket(Bucket=self._bucket)
+
+    def check_writes(self) -> None:
+        with self._call("putting an object", self._bucket, CallLimit(_CHECK_S)):
+            self._impatient_client.put_object(
+                Bucket=self._bucket, Key=f"{self._prefix}{_WRITE_CHECK}", Body=b"omni-jobs"
+            )
 
     def _connect(self, config: Config) -> S3Client:
         client = self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)

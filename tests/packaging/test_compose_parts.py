@@ -17,6 +17,7 @@ import yaml
 from botocore.exceptions import ClientError
 
 from tests.integration.echo_stack import EchoStack
+from tests.services.fault_proxy import FaultProxy
 from tests.services.seaweedfs import weed_ports, weed_program
 
 ROOT = Path(__file__).parents[2]
@@ -154,3 +155,12 @@ def test_the_bucket_is_made_with_the_credentials_file_alone(
     )
     with pytest.raises(ClientError, match=r"AccessKeyId|SignatureDoesNotMatch|AccessDenied"):
         stranger.list_buckets()
+    with FaultProxy(object_store, http=True) as proxy:
+        monkeypatch.setenv("OMNI_JOBS_S3_ENDPOINT_URL", proxy.url)
+        for method, succeeds in ((b"GET", True), (b"HEAD", False)):
+            with proxy.fault(status=403, code="AccessDenied", method=method):  # a key that may list no buckets; no key
+                made = subprocess.run(
+                    [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120
+                )
+            assert (made.returncode == 0) == succeeds, made.stderr
+        assert made.stderr.startswith("the bucket cannot be used: ")

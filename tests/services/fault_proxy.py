@@ -57,6 +57,7 @@ class Fault:
     cut_when_sent       the connection is cut once the client has sent these bytes: they arrive, the answer does not
     reset               a cut is a TCP reset instead of an orderly end
     status, code        HTTP: requests are answered with an S3 error and do not reach the service
+    method              a status strikes the requests of this method alone
     flip_at             HTTP: a bit of this byte of the answer's body is flipped
     times               a cut, status or flip strikes so many times; None: until cleared
     """
@@ -71,6 +72,7 @@ class Fault:
     cut_when_sent: bytes | None = None
     reset: bool = False
     status: int | None = None
+    method: bytes | None = None
     code: str = "InternalError"
     flip_at: int | None = None
     times: int | None = None
@@ -341,7 +343,8 @@ class _Link:
             data += piece
         head, _, rest = data.partition(_END_OF_HEAD)
         fault, number = self._fault()
-        if fault.status is not None and self._proxy.strike(number):
+        is_meant = fault.method is None or head.startswith(fault.method + b" ")
+        if fault.status is not None and is_meant and self._proxy.strike(number):
             self._answer(head, rest, fault)
             return b""
         lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]

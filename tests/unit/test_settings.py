@@ -32,7 +32,15 @@ def test_a_broker_url_that_is_none_is_refused_without_its_password(monkeypatch: 
     assert "sekret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "redis://:p%40ss@[::1]:6379/15", "rediss://u:p@host:6380/0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://:p%40ss@[::1]:6379/15",
+        "rediss://u:p@host:6380/0",
+        "rediss://h?ssl_cert_reqs=none&ssl_ca_certs=/ca",
+    ],
+)
 def test_a_broker_url_of_a_redis_is_taken(url: str) -> None:
     assert Settings(broker_url=url).broker_url.get_secret_value() == url  # type: ignore[arg-type]
 
@@ -97,6 +105,10 @@ def test_the_bytes_held_are_enough_for_a_longest_line_of_a_bulk(
         ("PUBLIC_URL", "http://u:sekret@host"),
         ("PUBLIC_URL", "http://[::1]80/sekret"),
         ("BROKER_URL", "redis://:sekret@ho st/0"),
+        ("BROKER_URL", "rediss://:sekret@host/0?ssl_cert_reqs=sekret"),
+        ("BROKER_URL", "rediss://:sekret@host/0?ssl_cert_reqs="),
+        ("BROKER_URL", "rediss://host/0?sekret=1"),
+        ("BROKER_URL", "rediss://host/0?socket_timeout=5"),
         ("SERVERS", '{"one": {"url": "http://u:sekret@[::bad"}}'),
     ],
 )
@@ -145,6 +157,28 @@ def test_a_misspelt_variable_is_named_with_the_one_that_is_meant(monkeypatch: py
         "nothing reads the variable OMNI_JOBS_ZZZZ",
         "nothing reads the variable omni_jobs_lease: is OMNI_JOBS_LEASE_S meant?",
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OMNIJOBS_API_PORT",
+        "OMNI_JOB_API_PORT",
+        "OMNI_JOBS__API_PORT",
+        "OMNI-JOBS_API_PORT",
+        "OMNI_JOBS.API_PORT",
+        "ONMI_JOBS_API_PORT",
+        "OMNI_JOBSAPI_PORT",
+        "omnijobs_api_prot",
+    ],
+)
+def test_a_misspelt_prefix_is_told(name: str) -> None:
+    assert unknown_variables({name: "1"}) == [f"nothing reads the variable {name}: is OMNI_JOBS_API_PORT meant?"]
+
+
+def test_a_variable_of_others_is_not_told() -> None:
+    others = ("OMNI_JOB_ID", "OMNI_ENGINE_PID", "OMNI_JOBS", "OMNIJOBSERVER_HOME", "JOBS_API_PORT", "OMNI_API_PORT")
+    assert unknown_variables(dict.fromkeys(others, "1")) == []
 
 
 def test_no_variable_that_is_read_is_told_to_be_unknown() -> None:

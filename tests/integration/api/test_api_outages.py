@@ -139,6 +139,8 @@ def test_jobs_are_taken_while_the_broker_is_full_and_rung_for_when_it_has_room(
             until(lambda: "workers find work by polling" in caplog.text)
             assert "maxmemory" in caplog.text
             assert api.services.broker.depths()["echo.first"] == 0
+            until(lambda: ready(api, "broker") == ("degraded", "broker_unavailable"))
+        until(lambda: ready(api, "broker") == ("ready", None))
         assert claimable(api) == 3
         assert post(api, TEXT).status_code == 202
         until(lambda: api.services.broker.depths()["echo.first"] > 0)
@@ -297,3 +299,15 @@ def test_a_full_disk_under_the_database_is_named(settings: Settings, small_disk:
         assert api.http.get(first.headers["location"]).status_code == 200
         ballast.unlink()
         assert post(api, large).status_code == 202
+
+
+def test_an_object_store_that_takes_no_writes_is_told(settings: Settings, seaweedfs: SeaweedFS) -> None:
+    """It answers all that reads: a bucket that is full, or a key that may not write."""
+    with FaultProxy(seaweedfs.endpoint_url, http=True) as proxy:
+        on_s3 = changed(settings, storage_url=f"s3://{seaweedfs.bucket}/{uuid4().hex}", s3_endpoint_url=proxy.url)
+        with serve(on_s3) as api:
+            with proxy.fault(status=403, method=b"PUT"):
+                refused(post(api, sound()), "storage_unavailable")
+                until(lambda: ready(api, "storage") == ("unavailable", "storage_unavailable"))
+            until(lambda: ready(api, "storage") == ("ready", None))
+            assert post(api, sound()).status_code == 202

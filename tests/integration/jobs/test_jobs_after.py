@@ -10,6 +10,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
 from omni_jobs.jobs import Jobs, NewStage, PruneResult, Retention, StoredArtifact
+from omni_jobs.jobs.retry_job import KEPT_ATTEMPTS, KEPT_EVENTS
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
 from omni_jobs.views import JobView
@@ -245,6 +246,42 @@ def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
 
 
 # payloads go as soon as no stage needs them
+
+
+def test_retrying_without_end_keeps_a_bounded_number_of_events(jobs: Jobs, database: Database) -> None:
+    job, other = new_job(), new_job()
+    jobs.submit(job)
+    jobs.submit(other)
+    jobs.cancel(job.job_id)
+    jobs.cancel(other.job_id)
+    for _ in range(KEPT_EVENTS // 2 + 10):
+        jobs.retry(job.job_id)
+        jobs.cancel(job.job_id)
+    events = jobs.events(job.job_id)
+    assert len(events) in (KEPT_EVENTS, KEPT_EVENTS + 1)
+    assert [event.id for event in events] == list(range(events[0].id, KEPT_EVENTS + 2 * 10 + 2))
+    assert (events[-2].type, events[-1].type) == ("job.retried", "job.cancelled")
+    assert event_types(jobs, other.job_id) == ["job.cancelled"]
+
+
+def test_retrying_without_end_keeps_a_bounded_number_of_errors(jobs: Jobs, database: Database) -> None:
+    job, other = new_job({"only": []}), new_job({"only": []})
+    jobs.submit(job)
+    jobs.submit(other)
+    register(jobs, "only", "only")
+    for run in claim(jobs, "only"):
+        jobs.fail(failed(run, "only", ModelError("no")))
+    with database.begin() as tx:  # as after many retries
+        tx.execute(
+            text("UPDATE stage_runs SET attempt = :attempt WHERE job_id = :job"),
+            {"attempt": KEPT_ATTEMPTS, "job": job.job_id},
+        )
+    for number in range(3):
+        jobs.retry(job.job_id)
+        (run,) = claim(jobs, "only")
+        jobs.fail(failed(run, "only", ModelError(f"no {number}")))
+    assert [error.attempt for error in jobs.get(job.job_id).stages[0].errors] == [KEPT_ATTEMPTS + n for n in (1, 2, 3)]
+    assert len(jobs.get(other.job_id).stages[0].errors) == 1
 
 
 def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:

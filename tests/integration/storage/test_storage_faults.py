@@ -179,6 +179,16 @@ class TestS3:
         with proxy.fault(status=507), pytest.raises(StorageFull):
             store.check()
 
+    @pytest.mark.parametrize("status", [507, 403, 503])
+    def test_a_store_that_can_be_read_alone(self, store: S3ObjectStore, proxy: FaultProxy, status: int) -> None:
+        store.check_writes()
+        with proxy.fault(status=status, method=b"PUT"):
+            store.check()
+            with pytest.raises(StorageUnavailable):
+                store.check_writes()
+        store.check_writes()
+        assert [found.key for found in store.list()] == ["write-check"]
+
     def test_a_slow_reader_is_not_a_slow_server(self, store: S3ObjectStore) -> None:
         stream = store.open_stream(store.put(KEY, [DATA]))
         first = next(stream)

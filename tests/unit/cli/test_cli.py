@@ -378,3 +378,18 @@ def test_a_wrong_url_of_the_api_names_where_it_came_from(url: str, by_option: bo
     assert result.stderr.startswith(f"omni-jobs: {'--url' if by_option else 'OMNI_JOBS_URL'}: ")
     assert "sekret" not in result.output
     assert result.stderr.count("\n") == 1
+
+
+def test_a_command_with_a_url_tells_of_a_misspelt_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_JOBS_API_KYE", "secret")
+    lines = run("list", "--url", NOWHERE).stderr.splitlines()
+    assert lines[0] == "omni-jobs: nothing reads the variable OMNI_JOBS_API_KYE: is OMNI_JOBS_API_KEY meant?"
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("command", [["events", "job-1"], ["submit", "Hello", "-p", "x"], ["list"]])
+def test_no_error_shows_the_password_of_the_url(command: list[str]) -> None:
+    result = run(*command, "--url", NOWHERE.replace("//", "//joe:sekret@"))
+    assert result.exit_code == Exit.UNREACHABLE
+    assert f"omni-jobs: no answer from {NOWHERE}/v1/" in result.stderr
+    assert "sekret" not in result.output

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pty
+import re
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -15,12 +16,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from omni_jobs.cli import app
 from omni_jobs.cli.exits import fail
 from omni_jobs.cli.formats import printable, printable_json
 from omni_jobs.cli.screen import show, show_outcome
 from omni_jobs.cli.tables import events_table, job_progress, job_summary, jobs_table, table_of
 from omni_jobs.cli.terminal import console, say
-from omni_jobs.views import EventView, JobView
+from omni_jobs.views import EventView, JobView, PipelineView
 
 # A title, the clipboard, a cleared screen, colours in C1, a link, bell, backspace, delete, a turned-around order.
 EVIL = "\x1b]0;pwned\x07 \x1b]52;c;cHduZWQ=\x07 \x1b[2J \x9b31m \x1b]8;;http://evil\x1b\\ \x07\x08\x7f\r \u202e"
@@ -123,6 +125,19 @@ def test_no_printer_lets_a_terminal_be_steered(terminal: Terminal, printer: Call
     left = {rest[:1] for rest in got.split("\x1b")[1:]}
     assert left <= {"["}, got  # rich's own colours
     assert not [rest for rest in got.split("\x1b[")[1:] if not rest.lstrip("0123456789;").startswith("m")]
+    assert not UNSAFE & set(got), got
+
+
+def test_no_wrong_usage_lets_a_terminal_be_steered(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may name what a server serves: pipelines, stages, modalities."""
+    names = (PipelineView.model_construct(name=EVIL), PipelineView.model_construct(name="two"))
+    monkeypatch.setattr("omni_jobs.client.Client.pipelines", lambda _: names)
+    terminal.begin()
+    with pytest.raises(SystemExit):
+        app(["submit", "Hello", "--url", "http://127.0.0.1:9"])
+    got = terminal.got()
+    assert "pwned" in got
+    assert not [rest for rest in got.split("\x1b")[1:] if not re.match(r"\[[0-9;]*m", rest)], got
     assert not UNSAFE & set(got), got
 
 

@@ -118,6 +118,15 @@ def test_submit_tried_again_is_one_job(server: Server, client: Client) -> None:
     assert server.seen[-1][2]["Idempotency-Key"] == "mine"
 
 
+@pytest.mark.parametrize("status", [404, 418, 502])
+def test_no_error_shows_the_password_of_the_url(server: Server, status: int) -> None:
+    server.answers = [(status, b"<html>")]
+    with Client(server.url.replace("//", "//joe:p%40ss@")) as client, pytest.raises(errors.OmniJobsError) as raised:
+        client.get("job-1")
+    assert raised.value.message.endswith(f"from {server.url}/v1/jobs/job-1")
+    assert "Basic" in server.seen[0][2]["Authorization"]
+
+
 @pytest.mark.parametrize(("given", "sent"), [(90, "90.000"), (1.5, "1.500"), ("15m", "15m")])
 def test_cancel_after_is_a_header(server: Server, client: Client, given: float | str, sent: str) -> None:
     server.answers = [(202, JOB)]

@@ -20,7 +20,12 @@ HARMLESS = {
     "TOKENIZERS_PARALLELISM": "false",
     "MALLOC_ARENA_MAX": "2",
     "HTTPS_PROXY": "http://user:secret@proxy:3128",
-    "MONKEYS": "3",
+    "MONKEYSHINES": "3",
+    "PWD": "/home/me",
+    "OLDPWD": "/tmp",
+    "PATIENCE": "1",
+    "AUTHOR": "me",
+    "REPOSITORY": "https://me@example.com/x",
 }
 SECRETS = {
     "HF_TOKEN": "secret",
@@ -31,6 +36,20 @@ SECRETS = {
     "SENTRY_DSN": "secret",
     "DATABASE_URL": "postgresql://me:secret@host/db",
     "CACHE_URL": "redis://:secret@host/0",
+    "STRIPE_API_KEYS": "secret",
+    "SIGNING_KEY2": "secret",
+    "TOKEN1": "secret",
+    "MYSQL_PWD": "secret",
+    "CI_CREDS": "secret",
+    "GITHUB_PAT": "secret",
+    "REGISTRY_AUTH": "secret",
+    "SERVICE_JWT": "secret",
+    "SESSION_COOKIE": "secret",
+    "SLASHED_URL": "postgresql://me:sec/ret@host/db",
+    "GIT_REMOTE": "https://ghp_0123456789abcdef0123@github.com/me/it",
+    "ODBC": "Driver=PG;Uid=me;Pwd=secret",
+    "LIBPQ": "host=db user=me password=secret",
+    "JSON_SETTINGS": '{"token": "secret"}',
 }
 OBJECTS = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "mine"}
 POSTGRESQL = {"PGPASSWORD": "secret", "PGSSLMODE": "require"}
