@@ -115,8 +115,7 @@ class JobRow(Base):
         ),
         # Lists of all tenants' jobs, and those of one tenant's, which read nothing of the others.
         Index(None, "state", "pipeline", "id"),
-        Index(None, "tenant", "id"),
-        Index(None, "tenant", "state", "pipeline", "id"),
+        Index(None, "tenant", "state", "id", "pipeline"),
         # The state comes first, because SQLite would take the index above and read every row.
         _index("ix_jobs_backlog", "state", "pipeline", "tenant", where="state = 'queued'"),
         _index("ix_jobs_deadline", "deadline", where="finished_at IS NULL AND deadline IS NOT NULL"),

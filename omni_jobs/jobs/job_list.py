@@ -13,7 +13,6 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
-    and_,
     bindparam,
     func,
     select,
@@ -111,10 +110,12 @@ def job_list(
     query: Select[str] | CompoundSelect[str]
     if error_code is not None:
         query = _with_error(newest, error_code, state, pipeline)
+    elif tenant is not None:
+        query = _merged_of_tenant(newest, pipeline, JobState if state is None else [state])
     elif pipeline is not None:
         query = _merged(newest, [pipeline], JobState if state is None else [state])
     elif state is not None:
-        query = _merged(newest, _pipelines_with(tx, state, tenant), [state])
+        query = _merged(newest, _pipelines_with(tx, state), [state])
     else:
         query = newest
     ids = sorted(tx.execute(query).scalars(), reverse=True)[: limit + 1]
@@ -148,6 +149,14 @@ def _with_error(newest: Select[str], error_code: str, state: JobState | None, pi
     return newest
 
 
+def _merged_of_tenant(newest: Select[str], pipeline: str | None, states: Iterable[JobState]) -> CompoundSelect[str]:
+    """Select the newest jobs of a tenant in each state. The pipeline is read in the tenant's index, and serves none."""
+    if pipeline is not None:
+        newest = newest.where(JobRow.pipeline.concat("") == pipeline)
+    parts = [newest.where(JobRow.state == state.value).subquery() for state in states]
+    return union_all(*(select(part.c.id) for part in parts))
+
+
 def _merged(newest: Select[str], pipelines: Iterable[str], states: Iterable[JobState]) -> CompoundSelect[str]:
     """Select the newest jobs of each pipeline in each state: those lie together in the index."""
     parts = [
@@ -158,14 +167,12 @@ def _merged(newest: Select[str], pipelines: Iterable[str], states: Iterable[JobS
     return union_all(*(select(part.c.id) for part in parts))
 
 
-def _pipelines_with(tx: Connection, state: JobState, tenant: str | None) -> list[str]:
-    """Return the names of the pipelines with jobs of a tenant (None: of any) in this state, or [""] if there are none.
+def _pipelines_with(tx: Connection, state: JobState) -> list[str]:
+    """Return the names of the pipelines with jobs in this state, or [""] if there are none.
 
     Each step of the recursion finds the next name in the index, instead of reading an entry for every job.
     """
     in_state = JobRow.state == state.value
-    if tenant is not None:
-        in_state = and_(JobRow.tenant == tenant, in_state)
     names = select(func.min(JobRow.pipeline).label("name")).where(in_state).cte("names", recursive=True)
     following = select(func.min(JobRow.pipeline)).where(in_state, JobRow.pipeline > names.c.name).scalar_subquery()
     names = names.union_all(select(following).where(names.c.name.is_not(None)))

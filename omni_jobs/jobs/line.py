@@ -92,7 +92,7 @@ _own_jobs = union_all(
             .where(
                 JobRow.tenant == bindparam("tenant"),
                 state_is(JobRow.state, state),
-                JobRow.pipeline == bindparam("pipeline"),
+                JobRow.pipeline.concat("") == bindparam("pipeline"),  # read in the tenant's index
             )
             .order_by(JobRow.id)
             .limit(COUNTED + 1)

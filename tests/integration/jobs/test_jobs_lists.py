@@ -43,11 +43,11 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
 
 
 LISTS_OF_A_TENANT: tuple[tuple[dict[str, Any], str], ...] = (
-    ({}, "ix_jobs_tenant_id"),
-    ({"cursor": "job-1"}, "ix_jobs_tenant_id"),
-    ({"pipeline": "echo"}, "ix_jobs_tenant_state_pipeline_id"),
-    ({"state": JobState.QUEUED}, "ix_jobs_tenant_state_pipeline_id"),
-    ({"pipeline": "echo", "state": JobState.COMPLETED}, "ix_jobs_tenant_state_pipeline_id"),
+    ({}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"cursor": "job-1"}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"pipeline": "echo"}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"state": JobState.QUEUED}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"pipeline": "echo", "state": JobState.COMPLETED}, "ix_jobs_tenant_state_id_pipeline"),
     ({"error_code": "x"}, "ix_jobs_tenant_error_code"),
     ({"error_code": "x", "pipeline": "echo", "state": JobState.FAILED}, "ix_jobs_tenant_error_code"),
 )
@@ -90,7 +90,7 @@ def test_what_a_tenant_reads_costs_nothing_for_the_jobs_of_others(jobs: Jobs, da
     assert [foreign(plan) for plan in plans if foreign(plan)] == []
     plans.clear()
     assert jobs.get(own[1], "b").waiting.position == 1  # type: ignore[union-attr]
-    [position] = [plan for plan in plans if "ix_jobs_tenant_state_pipeline_id" in plan]
+    [position] = [plan for plan in plans if "ix_jobs_tenant_state_id_pipeline" in plan]
     assert foreign(position) == []
 
 
