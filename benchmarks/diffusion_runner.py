@@ -119,7 +119,7 @@ def _short_beside_long(ours: Token2Wav, length: int, runs: int) -> list[Figure]:
 class _Caller:
     """Implements ``RowCaller``."""
 
-    def __init__(self, prompt: DiffusionPrompt, cost: Cost) -> None:
+    def __init__(self, prompt: DiffusionPrompt[OdeParameters], cost: Cost) -> None:
         self.prompt = prompt
         self.cost = cost
         self.wanted = True
@@ -137,12 +137,12 @@ class _Caller:
             raise result
 
 
-def _prompt(length: int, seed: int, parameters: OdeParameters) -> DiffusionPrompt:
+def _prompt(length: int, seed: int, parameters: OdeParameters) -> DiffusionPrompt[OdeParameters]:
     request = _request(length)
     return DiffusionPrompt({"codes": request.codes}, {"voice": request.voice}, parameters, seed)
 
 
-def _until_done(runner: GPUDiffusionModelRunner, prompt: DiffusionPrompt) -> None:
+def _until_done(runner: GPUDiffusionModelRunner, prompt: DiffusionPrompt[OdeParameters]) -> None:
     caller = _Caller(prompt, runner.model.check(prompt))
     runner.add(caller)
     while caller.wanted:

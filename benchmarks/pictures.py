@@ -223,7 +223,7 @@ async def _timed_short(runner: DiffusionRunner, width: int) -> float:
     return time.perf_counter() - begin
 
 
-def _prompt(width: int, steps: int, seed: int) -> DiffusionPrompt:
+def _prompt(width: int, steps: int, seed: int) -> DiffusionPrompt[Any]:
     embeds = torch.randn(20, width, generator=torch.Generator().manual_seed(seed))
     parameters = DrawParameters(width=SHORT_SIDE, height=SHORT_SIDE, steps=steps)
     return DiffusionPrompt({"prompt_embeds": embeds}, {}, parameters, seed)

@@ -4,10 +4,10 @@ A package with a runner of its own may copy this file.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,10 @@ class Subject:
     slots    how many stage runs it takes at once
     exact    whether an output is the same to the last bit in company
 
-    The last four are None for a runner to which that cannot happen, or only out of a test's reach:
+    The last four are empty for a runner to which that cannot happen, or only out of a test's reach:
 
     hang     the context in which the engine's steps do not end
-    escape   the context in which the model's code raises this exception
+    escapes  the contexts in which the model's code raises this exception
     die      kills the engine
     flood    a prompt whose answer has no end
     """
@@ -51,7 +51,7 @@ class Subject:
     slots: int = 4
     exact: bool = True
     hang: Callable[[Runner], AbstractContextManager[None]] | None = None
-    escape: Callable[[Runner, type[BaseException]], AbstractContextManager[None]] | None = None
+    escapes: Sequence[Callable[[Runner, type[BaseException]], AbstractContextManager[None]]] = ()
     die: Callable[[Runner], None] | None = None
     flood: EnginePrompt | None = None
 
@@ -199,13 +199,12 @@ async def check_hang(subject: Subject, runner: Runner) -> None:
 
 async def check_escapes(subject: Subject, runner: Runner) -> None:
     """What the model's code raises ends its run alone, also what would end a process."""
-    if subject.escape is None:
-        return
-    for error in (RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration):
-        with subject.escape(runner, error):
+    usual, *others = (RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
+    for escape, error in product(subject.escapes, (usual, *others)):
+        with escape(runner, error):
             async with asyncio.timeout(LATE_S):
                 (ended,) = await asyncio.gather(runner.run(subject.short(0), quiet), return_exceptions=True)
-        assert isinstance(ended, ModelError if not issubclass(error, RuntimeError) else error), repr(ended)
+        assert isinstance(ended, ModelError | usual if error is usual else ModelError), repr(ended)
         assert runner.healthy
     (await runner.run(subject.short(0), quiet)).free()
 

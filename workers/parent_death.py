@@ -1,9 +1,16 @@
-"""Parent death signal: the kernel kills an engine's process when the process that started it ends."""
+"""Parent death signal: the kernel kills an engine's process when the process that started it ends.
+
+As a script it runs any program so: ``python workers/parent_death.py PARENT PROGRAM …``.
+"""
 
 import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
+
+NOT_STARTED = 127
+"""The exit status of the script where the program cannot be started, as a shell's."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -27,3 +34,12 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 the caller's own program, without a shell
+    except OSError as error:
+        sys.stderr.write(str(error.strerror))
+        sys.exit(NOT_STARTED)

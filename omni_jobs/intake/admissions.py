@@ -14,7 +14,7 @@ from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.priority import Priority
-from omni_jobs.prompts import Renderers
+from omni_jobs.prompts import HANGS_S, Renderers
 from omni_jobs.requests import AdmittedRequest, ParsedRequest, admit, parse
 from omni_jobs.settings import Settings
 
@@ -81,7 +81,11 @@ class Admissions:
                 self._loads[name] = asyncio.ensure_future(load)
                 self._loads[name].add_done_callback(partial(self._forget_load, name))
             try:
-                await asyncio.shield(self._loads[name])  # a request that is cancelled takes the load from nobody
+                async with asyncio.timeout(2 * HANGS_S):
+                    await asyncio.shield(self._loads[name])  # a request that is cancelled takes the load from nobody
+            except TimeoutError:
+                problem = f"the prompt renderer of {name} hangs: it has not been loaded for {2 * HANGS_S:g} s"
+                missing[name] = PluginBroken(problem, field="model.family")
             except (ModelMissing, PluginBroken) as error:
                 missing[name] = without_frames(error)
         return missing

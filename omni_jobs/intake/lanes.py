@@ -5,20 +5,23 @@ at a time, because each holds the interpreter's lock: two at once take as long a
 request waits for its turn behind both. The groups of a bulk's lines take turns among themselves.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import DecodersUnavailable
+from omni_jobs.errors import DecodersUnavailable, PluginBroken
 from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.prompts import HANGS_S
 
 T = TypeVar("T")
 
 _SMALL_BYTES = 16 << 10
 _FEW_VALUES = 256
+_BULK_HANGS_S = 600.0
 
 
 class Lanes:
@@ -30,6 +33,7 @@ class Lanes:
         self._large = CapacityLimiter(1)
         self._groups = CapacityLimiter(1)  # of bulks
         self._media = CapacityLimiter(media_requests)
+        self._threads = CapacityLimiter(math.inf)  # whoever takes one holds a place in a lane
 
     async def run_parsing(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
         """Call ``parse``, on a thread unless these requests are small, once their lane has room. Return its result."""
@@ -42,9 +46,15 @@ class Lanes:
         """Call ``admit``, which admits these requests without media, once their lane has room. Return its result.
 
         ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more, so that it needs a thread.
+        Raises PluginBroken for a call that hangs in a prompt renderer; it keeps its thread, and others take its place.
         """
         lane = self._lane_of(texts)
-        return admit() if lane is self._small and not tokenizes else await run_sync(admit, limiter=lane)
+        if lane is self._small and not tokenizes:
+            return admit()
+        async with lane:
+            with move_on_after(_BULK_HANGS_S if lane is self._groups else HANGS_S, shield=True):
+                return await run_sync(admit, limiter=self._threads, abandon_on_cancel=True)
+        raise PluginBroken("the prompt renderer hangs: its call is given up", field="model.family")
 
     async def run_decoding(self, admit: Callable[[], T], *, waits: bool) -> T:
         """Call ``admit``, which admits a request with media, once its lane has room. Return its result.

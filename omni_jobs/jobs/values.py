@@ -13,6 +13,9 @@ from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import DEFAULT_TENANT
 
+MOST_RESULT_BYTES = 256 << 20
+"""A stage's result has at most so many, because it stands in SQL, whose own limit would fail a whole transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewStage:
@@ -172,7 +175,7 @@ class StoredArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A worker's report that an attempt has succeeded. Raises StageError for a result that is not JSON."""
+    """A worker's report that an attempt has succeeded. Raises StageError for a result that is not JSON or too large."""
 
     stage_run_id: int
     attempt: int
@@ -192,6 +195,11 @@ class Completion:
             object.__setattr__(self, "result_json", encode_json(dict(self.result)))
         except (TypeError, ValueError) as error:
             raise StageError(f"the stage's result is not JSON: {error}", field="result") from error
+        if len(self.result_json) > MOST_RESULT_BYTES:
+            raise StageError(
+                f"the stage's result is {len(self.result_json):,} bytes of JSON; at most {MOST_RESULT_BYTES:,} fit",
+                field="result",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,15 @@ class ProcessorDeclaration:
     runner          the kind of stage it makes prompts for
     consumes        the flows of which the stage has exactly one input each
     may_consume     the flows of which the stage has any number of inputs
+    parameters      the ``StageParameters`` that it reads, as "module:Class": the stage's are of this class; None: those
+                    of the runner
     """
 
     implementation: str
     runner: str
     consumes: frozenset[str] = frozenset()
     may_consume: frozenset[str] = frozenset()
+    parameters: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.parameters import StageParameters
-from omni_jobs.pipelines.plugins import check_there
+from omni_jobs.pipelines.plugins import check_there, named_class
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.pipelines.yaml_source import FieldPath, YamlSource, collected
 
@@ -95,14 +95,16 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     with collected(found):
         component = _component(stage, source)
     has_component = len(found) == before
-    with collected(found):
-        with source.located((*at, "processor")):
-            declared = stage.processor_declaration
-            check_there(declared.implementation)
-            if stage.kind != declared.runner:
-                raise ConfigError(
-                    f"input processor {stage.processor} makes input for {declared.runner} stages, not {stage.kind}"
-                )
+    before = len(found)
+    with collected(found), source.located((*at, "processor")):
+        declared = stage.processor_declaration
+        check_there(declared.implementation)
+        if stage.kind != declared.runner:
+            raise ConfigError(
+                f"input processor {stage.processor} makes input for {declared.runner} stages, not {stage.kind}"
+            )
+    has_processor = len(found) == before
+    if has_processor:
         _check_inputs(stage, component, source, found)
     with collected(found):
         _check_engine(stage, component, source)
@@ -111,8 +113,21 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     with collected(found):
         with source.located((*at, "parameters")):
             defaults = stage.parameters_with({})
+        if has_processor:
+            with collected(found), source.located((*at, "processor")):
+                _check_read_parameters(stage)
         if stage.limits:
             _check_limits(pipeline, stage, defaults, source)
+
+
+def _check_read_parameters(stage: StageConfig) -> None:
+    path = stage.processor_declaration.parameters or stage.runner.parameters
+    read = StageParameters if path is None else named_class(path, StageParameters)
+    if not issubclass(stage.parameters_type, read):
+        raise ConfigError(
+            f"input processor {stage.processor} reads {read.__name__}, and the stage has "
+            f"{stage.parameters_type.__name__}"
+        )
 
 
 def _check_limits(pipeline: Pipeline, stage: StageConfig, defaults: StageParameters, source: YamlSource) -> None:

@@ -11,17 +11,26 @@ process that needs it loads. A stage config and a request name plug-ins alone, n
 import ast
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
+from threading import Thread
 from typing import Any, TypeVar
 
 from omni_jobs.errors import PluginBroken
 
 T = TypeVar("T")
+
+IMPORT_LIMIT_S = 120.0
+"""How long the first import of a module may take; vLLM's takes some ten seconds on a busy machine."""
+
+_HANGING: dict[str, str] = {}
+"""Why each module counts as one whose import hangs, for as long as this process lives."""
 
 
 def plugin(group: str, name: str, kind: type[T]) -> T:
@@ -128,8 +137,53 @@ def _values_on(group: str, path: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def _load(subject: str, path: str) -> Any:
+    module = path.partition(":")[0]
     try:
-        return resolve_name(path)
-    except Exception as error:  # another package's code runs here
+        return resolve_name(path) if _is_imported(module) else _first_import(module, path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # another package's code runs here, and SystemExit would end this process
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise PluginBroken(f"{subject} cannot be loaded: {reason}") from error
+
+
+def _is_imported(module: str) -> bool:
+    """Return whether a module is imported already, or a package around it is just being imported, maybe by the caller.
+
+    Another thread would wait for that package, and the caller for the thread.
+    """
+    parents = [module.rpartition(".")[0]]
+    while parents[-1]:
+        parents.append(parents[-1].rpartition(".")[0])
+    if any(_is_under_way(parent) for parent in parents[:-1]):
+        return True
+    return module in sys.modules and not _is_under_way(module)
+
+
+def _is_under_way(module: str) -> bool:
+    return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
+
+
+def _first_import(module: str, path: str) -> Any:
+    """Import a module on a thread of its own, because one whose import hangs must stop no other pipeline.
+
+    Raises TimeoutError for such a one, also later, and what the import raises.
+    """
+    if module in _HANGING:
+        raise TimeoutError(_HANGING[module])
+    found: Future[Any] = Future()
+    Thread(target=_import, args=(path, found), name=f"import-{module}", daemon=True).start()
+    try:
+        return found.result(IMPORT_LIMIT_S)
+    except FutureTimeout:
+        if found.done():
+            raise
+        _HANGING[module] = f"its import has not ended within {IMPORT_LIMIT_S:g} s"
+        raise TimeoutError(_HANGING[module]) from None
+
+
+def _import(path: str, found: "Future[Any]") -> None:
+    try:
+        found.set_result(resolve_name(path))
+    except BaseException as error:  # noqa: BLE001 — whoever waits raises it
+        found.set_exception(error)

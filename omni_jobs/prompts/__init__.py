@@ -5,6 +5,7 @@ check_renderers(pipeline)                 import the renderers of a pipeline's f
 families_of(directory)                    list the families that a checkpoint is of
 kind_of(directory)                        tell what a checkpoint's files call it
 checkpoint_of(pipeline, stage, models)    find a stage's checkpoint on this host
+renderer_errors(pipeline)                 turn the errors of a renderer of another package into ours
 Renderers(settings).of(pipeline)          return the renderer of a pipeline on this host
 
 Admission counts tokens and a worker renders the prompt with the same renderer, so both agree. A renderer
@@ -12,6 +13,7 @@ imports neither torch nor transformers.
 """
 
 from omni_jobs.prompts.renderers import (
+    HANGS_S,
     ParametersRenderer,
     PromptRenderer,
     Renderers,
@@ -20,9 +22,11 @@ from omni_jobs.prompts.renderers import (
     families_of,
     kind_of,
     load_renderer,
+    renderer_errors,
 )
 
 __all__ = [
+    "HANGS_S",
     "ParametersRenderer",
     "PromptRenderer",
     "Renderers",
@@ -31,4 +35,5 @@ __all__ = [
     "families_of",
     "kind_of",
     "load_renderer",
+    "renderer_errors",
 ]

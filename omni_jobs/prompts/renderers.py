@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from omni_jobs.errors import ConfigError, ModelMissing, PluginBroken
+from omni_jobs.errors import ConfigError, ModelMissing, OmniJobsError, PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import named_object, names
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
@@ -18,6 +22,19 @@ if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
     from omni_jobs.pipelines.parameters import StageParameters
     from omni_jobs.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+HANGS_S = 60.0
+"""A renderer's call that takes longer hangs."""
+
+_under_way: dict[int, tuple[str, float]] = {}  # thread → whose renderer it calls, and since when
+
+_MEMBERS = (
+    *("max_model_len", "hidden_size", "longest_audio_s"),
+    *("takes", "check", "render", "encode", "count_tokens", "prompt_limit"),
+)
+"""What every renderer has."""
 
 _INDEX = "model_index.json"  # of a checkpoint in the layout of Diffusers
 
@@ -81,7 +98,34 @@ def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
     if kind is None:
         raise ConfigError(f"family {family_name} has no prompt renderer", field="model.family")
     check_checkpoint(model_dir)
-    return kind(model_dir)
+    renderer = kind(model_dir)
+    if missing := [name for name in _MEMBERS if not hasattr(renderer, name)]:
+        raise PluginBroken(f"{family(family_name).prompts} is no prompt renderer: it has no {', no '.join(missing)}")
+    return renderer
+
+
+@contextmanager
+def renderer_errors(owner: str) -> Iterator[None]:
+    """Raise PluginBroken in place of what a renderer raises that is no error of ours, and while one of its calls hangs.
+
+    A renderer may be another package's. Its SystemExit would end this process, and each call that hangs takes a thread.
+    """
+    now, thread = time.monotonic(), threading.get_ident()
+    if any(each == owner and now - begun > HANGS_S for each, begun in list(_under_way.values())):
+        raise PluginBroken(
+            f"the prompt renderer of {owner} hangs: a call has not ended for {HANGS_S:g} s", field="model.family"
+        )
+    _under_way[thread] = owner, now
+    try:
+        yield
+    except (OmniJobsError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        logger.exception("the prompt renderer of %s failed", owner)
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise PluginBroken(f"the prompt renderer of {owner} failed: {reason}", field="model.family") from error
+    finally:
+        _under_way.pop(thread, None)
 
 
 def families_of(model_dir: Path) -> frozenset[str]:
@@ -145,9 +189,10 @@ def _diffusers_classes(family_name: str) -> frozenset[str]:
 def _takes(family_name: str, config: Mapping[str, Any]) -> bool:
     try:
         kind = _renderer_class(family_name)
+        with renderer_errors(family_name):
+            return kind is not None and kind.takes(config)
     except PluginBroken:
         return False
-    return kind is not None and kind.takes(config)
 
 
 def _packaged(path: str) -> Path | None:
@@ -187,7 +232,8 @@ class Renderers:
                 raise ModelMissing(
                     f"pipeline {pipeline.name} has no checkpoint here: set OMNI_JOBS_MODELS", field="model"
                 )
-            renderer = self._loaded.get(key) or load_renderer(*key)
+            with renderer_errors(pipeline.name):
+                renderer = self._loaded.get(key) or load_renderer(*key)
         except PluginBroken as error:
             raise PluginBroken(f"pipeline {pipeline.name} cannot take jobs: {error}", field="model.family") from error
         except ConfigError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.priority import Priority
-from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers
+from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
 from omni_jobs.requests.content import Contents, Medium, check_input_pixels, decode_base64, measure
 from omni_jobs.requests.job_request import JobRequest, TextPart
 from omni_jobs.requests.json_body import Long, canonical, parse_body
@@ -137,7 +137,8 @@ def admit(
         from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
 
         admitted["prompt_embeds"] = {"media": 0}
-        check_embeds(embeds, renderer, stages)
+        with renderer_errors(pipeline.name):
+            check_embeds(embeds, renderer, stages)
         media = [Media("application/vnd.safetensors", embeds)]
     else:
         check_length = partial(_check_length, renderer, admitted, stages, contents.media)
@@ -196,7 +197,8 @@ def _check_parameters(
     if not isinstance(renderer, ParametersRenderer) or reader is None or reader not in stages:
         return
     try:
-        renderer.check_parameters(reader.parameters_with(parameters.get(reader.name, {})))
+        with renderer_errors(pipeline.name):
+            renderer.check_parameters(reader.parameters_with(parameters.get(reader.name, {})))
     except InvalidRequest as error:
         error.field = f"stages.{reader.name}.{error.field}"
         raise
@@ -232,10 +234,12 @@ def _check_length(
             check_input_pixels(stage, medium, info)
     if renderer is None:
         return
-    renderer.check(request)
-    tokens = renderer.count_tokens(request, infos)
-    limit = renderer.prompt_limit(stages)
-    if tokens > limit:
+    with renderer_errors(request["model"]):
+        renderer.check(request)
+        tokens = renderer.count_tokens(request, infos)
+        limit = renderer.prompt_limit(stages)
+        is_too_long = tokens > limit
+    if is_too_long:
         raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
 
 

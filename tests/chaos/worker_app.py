@@ -12,23 +12,20 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from omni_jobs.errors import EngineDead
 from workers.app import app
 from workers.runners.echo.echo_runner import EchoRunner
-from workers.runners.model_threads import ModelThreads
+from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.runner import ProgressSink
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 __all__ = ["app"]
 
 ORDER = Path(os.environ["CHAOS_ORDER"])
 TICK_S = 0.2
-_threads = ModelThreads(1, "echo")
-_run, _close = EchoRunner.run, EchoRunner.close
+_produce = EchoRunner.produce
 
 
 def _is_ordered(what: str) -> bool:
@@ -49,15 +46,15 @@ def _step() -> None:
         _for_ever()
 
 
-async def _take_step() -> None:
+async def _take_step(self: EchoRunner) -> None:
     if _is_ordered("block"):
         _for_ever()
-    await _threads.run(_step)
+    await self.on_thread(_step)
 
 
-async def _run_in_steps(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-    await _take_step()
-    return await _run(self, prompt, progress)
+async def _produce_in_steps(self: EchoRunner, prompt: EchoPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    await _take_step(self)
+    return await _produce(self, prompt, progress)
 
 
 async def _wait_in_steps(self: EchoRunner, delay_s: float, progress: ProgressSink) -> None:
@@ -66,21 +63,9 @@ async def _wait_in_steps(self: EchoRunner, delay_s: float, progress: ProgressSin
     while (left := delay_s - (time.monotonic() - started)) > 0:
         progress(Progress(done=round((delay_s - left) * 1000), total=total, unit="ms"))
         await asyncio.sleep(min(left, TICK_S))
-        await _take_step()
-        if self._closed:
-            raise EngineDead("the runner was closed", stage=self._stage)
+        await _take_step(self)
 
 
-def _computing(self: EchoRunner) -> Collection[int]:
-    return _threads.computing
-
-
-async def _close_threads(self: EchoRunner) -> None:
-    await _close(self)
-    await _threads.close()
-
-
-EchoRunner.run = _run_in_steps  # type: ignore[method-assign]
+EchoRunner.threads = lambda self: 1  # type: ignore[method-assign]
+EchoRunner.produce = _produce_in_steps  # type: ignore[method-assign]
 EchoRunner._wait = _wait_in_steps  # type: ignore[method-assign]
-EchoRunner.computing = property(_computing)  # type: ignore[attr-defined]
-EchoRunner.close = _close_threads  # type: ignore[method-assign]

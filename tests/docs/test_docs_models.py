@@ -19,12 +19,14 @@ from omni_jobs.pipelines.declarations import (
     ProcessorDeclaration,
     RunnerDeclaration,
 )
-from omni_jobs.pipelines.flows import FLOWS, Flow, TensorField, ValueField
-from omni_jobs.pipelines.outputs import OUTPUTS, Output, OutputFormat
+from omni_jobs.pipelines.flows import _OURS, FLOWS, Flow, TensorField, ValueField
+from omni_jobs.pipelines.outputs import OUTPUTS, Output, OutputFormat, output
+from omni_jobs.pipelines.plugins import names
 from workers.runners.ar.component import ArComponent
 from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.pooling.component import PoolingComponent
-from workers.runners.runner import Runner
+from workers.runners.runner import Runner, TellingRunner
 from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,13 @@ def test_the_members_of_a_runner_are_all_there() -> None:
     assert re.findall(r"^\| `(\w+)", table, re.MULTILINE) == members
 
 
+def test_the_members_of_the_base_of_runners_are_all_there() -> None:
+    table = section("A runner of one's own").partition("| Member of `InProcessRunner` |")[2].partition("\n\n")[0]
+    members = {name for name in vars(InProcessRunner) if not name.startswith("_")} - set(vars(TellingRunner))
+    members -= set(vars(Runner))
+    assert set(re.findall(r"^\| `(\w+)\(", table, re.MULTILINE)) == members
+
+
 @pytest.mark.parametrize("walk", WALKS)
 def test_all_entry_points_of_an_example_are_shown(walk: str) -> None:
     text = (ROOT / "tests" / WALKS[walk] / "pyproject.toml").read_text(encoding="utf-8")
@@ -154,3 +163,16 @@ def test_links_lead_somewhere() -> None:
     assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
     headings = [re.sub(r"[^\w -]", "", line).lower() for line in re.findall(r"^#+ (.*)", MODELS, re.MULTILINE)]
     assert {*re.findall(r"\]\(#([^)]+)\)", MODELS)} <= {heading.replace(" ", "-") for heading in headings}
+
+
+def test_every_flow_of_ours_is_shown_with_all_its_fields_and_outputs() -> None:
+    for ours in _OURS:
+        [row] = re.findall(rf"^\| `{ours.name}` \|(.*)\|$", section_of_flows(), re.MULTILINE)
+        tensors, values, outputs = ({*re.findall(r"`(\w+)`", cell)} for cell in row.split("|"))
+        assert tensors - {"text"} == set(ours.tensors) - {"text"}
+        assert values == set(ours.values)
+        assert outputs == {name for name in names(OUTPUTS) if output(name).flow == ours.name}
+
+
+def section_of_flows() -> str:
+    return section("Two stages with a flow of their own").partition("| Flow | Tensors |")[2].partition("\n\n")[0]

@@ -2,6 +2,7 @@
 
 stall   after SIGUSR1 its stage's event loop stands still; the process waits 3 s for it, not 45
 block   a stage run of the text "block" blocks its stage's event loop; the process waits 3 s for it, not 45
+hold    a stage run of the text "hold" keeps the interpreter's lock for ever, as native code may
 deaf    a stage run does not stop when it is cancelled
 hang    reading an object never ends; the process waits 3 s for what hangs in it, not 45
 load    its engine loads until SIGUSR2
@@ -11,6 +12,7 @@ full    as long as there is a file TEST_FULL, the disk of the object store has n
 """
 
 import asyncio
+import ctypes
 import errno
 import os
 import signal
@@ -55,6 +57,18 @@ def block_when_asked() -> None:
 
     EchoRunner.run = run_or_block  # type: ignore[method-assign]
     pool._CLOSE_S = 3.0
+
+
+def hold_when_asked() -> None:
+    run = EchoRunner.run
+
+    async def run_or_hold(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        output = await run(self, prompt, progress)
+        if output.text == "hold":
+            ctypes.PyDLL(None).pause()
+        return output
+
+    EchoRunner.run = run_or_hold  # type: ignore[method-assign]
 
 
 async def run_deaf(self: EchoRunner, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
@@ -131,6 +145,7 @@ def fill_disk_when_told() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     "stall": stall_when_told,
     "block": block_when_asked,
+    "hold": hold_when_asked,
     "deaf": lambda: setattr(EchoRunner, "run", run_deaf),
     "hang": hang_in_reads,
     "load": load_until_told,

@@ -126,7 +126,13 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             with self._load_limit():
                 await host.load()
         # Before ``serve``, because the executor claims at once, and a stage run may block the event loop.
-        self._stall_watch = StallWatch(self.app.settings.stall_after_s, self._loop, on_stall=self._on_stall)
+        stall_after_s = self.app.settings.stall_after_s
+        self._stall_watch = StallWatch(
+            stall_after_s,
+            self._loop,
+            on_stall=self._on_stall,
+            on_check=lambda: self._process_end.unless_again_within(2 * stall_after_s),
+        )
         self._stall_watch.start()
         self.executor = await host.serve()
         await self._wait_for_list()

@@ -46,6 +46,15 @@ class ProcessEnd:
             if sys.__stderr__ is not None:
                 faulthandler.dump_traceback_later(seconds + SPARE_S, exit=True, file=sys.__stderr__)
 
+    def unless_again_within(self, seconds: float) -> None:
+        """End the process in so many seconds, unless this or ``within`` is called before: no thread of Python runs.
+
+        Native code keeps the interpreter's lock, or the process was stopped for so long that others have its work.
+        """
+        with self._lock:
+            if math.isinf(self._at) and sys.__stderr__ is not None:
+                faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+
     def _late(self) -> None:
         logger.critical("something hangs: the process ends without it")
         _kill_below(os.getpid())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
 from omni_jobs.jobs import Claim, Completion, StoredArtifact
@@ -60,7 +60,7 @@ class HandOff:
 
     # Load.
 
-    async def load(self, claim: Claim) -> StageInput:
+    async def load(self, claim: Claim) -> StageInput[Any]:
         """Read a claimed stage run's media and payloads, and return its stage input.
 
         Raises StorageError, PayloadError naming stage, key and field, and InvalidRequest for a wrong parameter.
@@ -69,7 +69,7 @@ class HandOff:
             return await self._in_thread(partial(self._load, claim))
         return self._load(claim)
 
-    def _load(self, claim: Claim) -> StageInput:
+    def _load(self, claim: Claim) -> StageInput[Any]:
         refs = [ObjectRef(key=item["key"], size=item["size"], digest=item["digest"]) for item in claim.media]
         return self._stage.input_of(
             job_id=claim.job_id,
@@ -115,14 +115,15 @@ class HandOff:
 
     # Store.
 
-    async def store(self, claim: Claim, stage_input: StageInput, output: OmniModelRunnerOutput) -> Completion:
+    async def store(self, claim: Claim, stage_input: StageInput[Any], output: OmniModelRunnerOutput) -> Completion:
         """Store an output's payload and artifacts, and return the completion, which the ledger is to record.
 
         The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and StageError or
         PayloadError for an output that cannot be encoded; objects stored until then are deleted.
         """
         with ExitStack() as held:
-            held.callback(output.free)
+            if isinstance(output, OmniModelRunnerOutput):  # of another ``finish`` says what it is
+                held.callback(output.free)
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
             # To encode artifacts takes long. It has threads of its own, so that no load waits for it.
             result = await self._encoding.run(finish) if self._stage.makes_artifacts else finish()

@@ -90,7 +90,7 @@ class StageLLM:
         upstream: Mapping[str, Payload] | None = None,
         has_successors: bool = False,
         job_id: str = "offline",
-    ) -> StageInput:
+    ) -> StageInput[Any]:
         """Return the stage input of an admitted request, to pass to ``generate``.
 
         Raises InvalidRequest for a parameter that is wrong.
@@ -108,7 +108,7 @@ class StageLLM:
 
     async def generate(
         self,
-        stage_input: StageInput,
+        stage_input: StageInput[Any],
         progress: ProgressSink = lambda progress: None,
         snapshots: Snapshots | None = None,
     ) -> OmniModelRunnerOutput:

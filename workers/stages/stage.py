@@ -23,6 +23,7 @@ from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.output_check import check_output
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult, convert_tensors
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class InputProcessor(Protocol):
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read the parts of the checkpoint that the processor needs. Raises ConfigError when one is missing."""
 
-    def __call__(self, stage_input: StageInput) -> EnginePrompt:
+    def __call__(self, stage_input: StageInput[Any]) -> EnginePrompt:
         """Return the engine's prompt. Raises PayloadError or ModelError, for media InvalidRequest, naming the field."""
 
 
@@ -121,7 +122,7 @@ class Stage:
         upstream: Mapping[str, Payload],
         seed: int,
         has_successors: bool,
-    ) -> StageInput:
+    ) -> StageInput[Any]:
         """Return the stage input of one job, with the job's parameters over the stage config's.
 
         ``has_successors``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
@@ -149,20 +150,22 @@ class Stage:
             has_successors=has_successors,
         )
 
-    def make_prompt(self, stage_input: StageInput) -> EnginePrompt:
+    def make_prompt(self, stage_input: StageInput[Any]) -> EnginePrompt:
         """Return the engine prompt that the input processor makes; media take seconds. Its errors name this stage."""
         with self.named_in_errors():
             return self.processor(stage_input)
 
     # After the run.
 
-    def finish(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int = 1) -> StageResult:
+    def finish(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any], attempt: int = 1) -> StageResult:
         """Return the payload, artifacts and result of this stage, from its runner's output.
 
         ``attempt`` stands in the payload's manifest. Raises ModelError for an output that breaks its flow or
-        cannot be encoded, and PayloadError for a tensor that a payload cannot hold; both carry this stage's name.
+        cannot be encoded or has a field of another type, and PayloadError for a tensor that a payload cannot hold; both
+        carry this stage's name.
         """
         with self.named_in_errors():
+            check_output(output, self.name, self._artifact_names)
             return StageResult(
                 payload=self.payload_of(output, stage_input, attempt) if stage_input.has_successors else None,
                 artifacts=self._artifacts_of(output, stage_input),
@@ -171,7 +174,7 @@ class Stage:
                 warnings=self._warnings_of(output, stage_input),
             )
 
-    def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput, attempt: int) -> Payload:
+    def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any], attempt: int) -> Payload:
         """Return the payload for later stages: hidden states, tokens, text, named outputs and values.
 
         Raises ModelError for an output that breaks the stage's flow, and PayloadError for a tensor that a payload
@@ -203,7 +206,7 @@ class Stage:
         later = (self.pipeline.stages[name].inputs[self.name] for name in self.pipeline.successors(self.name))
         return [flow(name) for name in dict.fromkeys((self.config.produces, *later))]
 
-    def _values_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
+    def _values_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> dict[str, Any]:
         values = dict(output.values)
         if output.prompt_token_ids:
             values["prompt_tokens"] = len(output.prompt_token_ids)
@@ -218,17 +221,23 @@ class Stage:
         made = (output(name) for name, config in self.pipeline.outputs.items() if config.stage == self.name)
         return [each for each in made if each.formats]
 
+    @cached_property
+    def _artifact_names(self) -> frozenset[str]:
+        """The names that the artifacts of the pipeline's outputs may have."""
+        made = [output(name) for name in self.pipeline.outputs]
+        return frozenset(each.artifact_name(format_) for each in made for format_ in each.formats)
+
     @property
     def makes_artifacts(self) -> bool:
         """Whether this stage makes an output that is stored as an artifact."""
         return bool(self._encoded_outputs)
 
-    def _artifacts_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[Artifact]:
+    def _artifacts_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> list[Artifact]:
         wanted = stage_input.request.get("modalities", ())
         outputs = [made for made in self._encoded_outputs if made.modality in wanted]
         return [*(self._artifact(made, output, stage_input) for made in outputs), *output.artifacts]
 
-    def _artifact(self, made: Output, output: OmniModelRunnerOutput, stage_input: StageInput) -> Artifact:
+    def _artifact(self, made: Output, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> Artifact:
         encoded = output.encoded.get(made.modality)
         if encoded is not None:
             format_, data = made.format(encoded.format), encoded.data
@@ -242,7 +251,7 @@ class Stage:
         return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
 
     def _tensors_of(
-        self, contract: Flow, output: OmniModelRunnerOutput, stage_input: StageInput
+        self, contract: Flow, output: OmniModelRunnerOutput, stage_input: StageInput[Any]
     ) -> "dict[str, NDArray[Any]]":
         """Return the tensors of which an output of this flow is encoded. Raises ModelError where they break the flow.
 
@@ -255,7 +264,7 @@ class Stage:
         _check_flow(contract, Payload(manifest, additional_information=information))
         return {name: each.numpy() for name, each in tensors.items()}
 
-    def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> dict[str, Any]:
+    def _result_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> dict[str, Any]:
         result: dict[str, Any] = {name: {self.name: value} for name, value in output.result.items()}
         text_output = self.pipeline.outputs.get("text")
         if text_output is not None and text_output.stage == self.name:
@@ -274,7 +283,7 @@ class Stage:
             result["token_ids"] = {self.name: list(output.token_ids)}
         return result
 
-    def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput) -> list[Mapping[str, str]]:
+    def _warnings_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> list[Mapping[str, str]]:
         if output.finish_reason != "length":
             return list(output.warnings)
         made = self.config.flow.content

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 
 if TYPE_CHECKING:
@@ -34,14 +35,17 @@ def convert_tensors(tree: Any, convert: Callable[[Any], Any]) -> Any:
     return convert(tree)
 
 
-class StageInput(NamedTuple):
+Parameters = TypeVar("Parameters", bound=StageParameters, covariant=True)
+
+
+class StageInput(NamedTuple, Generic[Parameters]):
     """One job at one stage: the values from which an input processor makes the engine's prompt."""
 
     job_id: str
     request: Mapping[str, Any]  # the admitted request (omni_jobs.requests), media by number
     media: Sequence[bytes | memoryview]  # the request's media, not decoded, in the order of their numbers
     upstream: Mapping[str, Payload]  # stage name → its payload; only the stage's ``inputs``
-    parameters: StageParameters  # of the stage's kind; merged: the job's over the stage config's
+    parameters: Parameters  # those of the stage's component or kind; merged: the job's over the stage config's
     seed: int  # 0 … 2**63-1; the job's, so that a second attempt gives the same result
     capture: bool  # whether the engine keeps hidden states for a later stage
     wall: MediaWall | None = None  # decodes the media; None: media are refused
@@ -75,6 +79,16 @@ class Progress:
     text: str | None = None  # the text so far, or its end, of a stage that makes text
     resumed_at: int | None = None  # the ``steps_done`` of the snapshot from which it went on; None: it began anew
     picture: torch.Tensor | None = None  # the newest preview, uint8 [h, w, 3], of a job that asked for previews
+
+    def __post_init__(self) -> None:
+        """Raise ModelError for what no report can hold: it is written together with those of other stage runs."""
+        if not (
+            type(self.done) is int
+            and (self.total is None or type(self.total) is int)
+            and type(self.unit) is str
+            and (self.text is None or type(self.text) is str)
+        ):
+            raise ModelError(f"no progress: {self!r:.200}", field="progress")
 
     @property
     def waiting(self) -> bool:

@@ -14,7 +14,11 @@ PASTEL = Family(
             resumable=True,
         )
     },
-    processors={"pastel": ProcessorDeclaration("pastel.processors:PastelProcessor", "diffusion")},
+    processors={
+        "pastel": ProcessorDeclaration(
+            "pastel.processors:PastelProcessor", "diffusion", parameters="pastel.parameters:PastelParameters"
+        )
+    },
     checkpoint_files=("config.json", "model.safetensors"),
     tiny_checkpoint="pastel.tiny_checkpoint",
 )

@@ -55,7 +55,7 @@ class Pastel:
         self._fingerprint = weights_fingerprint(network)
         self._colours = network.mean_colours()
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[PastelParameters]) -> Cost:
         """Return the latents that the picture takes. Raises ModelError naming what the model cannot take."""
         text, parameters = _request(prompt)
         if len(text) > LONGEST_TEXT:
@@ -64,7 +64,7 @@ class Pastel:
         # The latents of a step's rows are one tensor. Each row has its own steps and guidance.
         return Cost(latents, parameters.steps, group=(parameters.width, parameters.height))
 
-    def begin(self, prompt: DiffusionPrompt) -> Picture:
+    def begin(self, prompt: DiffusionPrompt[PastelParameters]) -> Picture:
         """Return a picture that is noise yet."""
         text, parameters = _request(prompt)
         noise = _noise(prompt.seed, (CHANNELS, parameters.height // SCALE, parameters.width // SCALE))
@@ -96,7 +96,9 @@ class Pastel:
         values = {"steps_done": row.steps_done, **self._origin(row)}
         return RowOutput({"latents": row.latents.to("cpu", copy=True)}, values)
 
-    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> Picture:
+    def resume(
+        self, prompt: DiffusionPrompt[PastelParameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+    ) -> Picture:
         """Return the row that was saved. Raises ModelError naming what does not fit."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
         saved.check(**self._origin(row))
@@ -112,12 +114,10 @@ class Pastel:
         return as_pixels(self._colours(row.latents))
 
 
-def _request(prompt: DiffusionPrompt) -> tuple[str, PastelParameters]:
+def _request(prompt: DiffusionPrompt[PastelParameters]) -> tuple[str, PastelParameters]:
     text = prompt.values.get("text")
     if not isinstance(text, str) or not text:
         raise ModelError("there is no text", field="text")
-    if not isinstance(prompt.parameters, PastelParameters):
-        raise ModelError("a picture has parameters of its own", field="parameters")
     return text, prompt.parameters
 
 

@@ -19,10 +19,8 @@ class PastelProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read nothing: this processor needs no part of the checkpoint."""
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[PastelParameters]) -> DiffusionPrompt[PastelParameters]:
         """Return the prompt, with a value ``text``. Raises ModelError for a message without text."""
-        if not isinstance(stage_input.parameters, PastelParameters):
-            raise ModelError("pastel has the parameters of a picture", field="parameters")
         text = _text(stage_input.request["messages"][-1])
         if not text.strip():
             raise ModelError("the last message has no text", field="messages")

@@ -26,9 +26,7 @@ class TintProcessor:
         self._renderer = load_renderer(model.family, model.path)
         self._tints = load_file(model.path / "tints" / "tints.safetensors")
 
-    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
-        if not isinstance(stage_input.parameters, ArParameters):
-            raise ModelError("tint makes input for an AR stage", field="kind")
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         tint = self._tints.get(str(stage_input.request["messages"][0]["content"]))
         if tint is None:
             raise ModelError("the first message names no tint", field="messages.0.content")
@@ -47,9 +45,7 @@ class SummaryProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         self._upstream = next(iter(stage.inputs))
 
-    def __call__(self, stage_input: StageInput) -> EchoPrompt:
-        if not isinstance(stage_input.parameters, EchoParameters):
-            raise ModelError("tint_summary makes input for an echo stage", field="kind")
+    def __call__(self, stage_input: StageInput[EchoParameters]) -> EchoPrompt:
         payload = stage_input.upstream[self._upstream]
         information = payload.additional_information
         if information is None:

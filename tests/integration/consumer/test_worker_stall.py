@@ -63,3 +63,26 @@ def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_fails_and_its_
         assert [stack.jobs.get(job_id).stages[0].errors for job_id in neighbours] == [[], [], []]
     finally:
         stack.close()
+
+
+def test_native_code_that_keeps_the_interpreters_lock_ends_its_worker_and_is_given_up(
+    sqlite_url: str, valkey_url: str, tmp_path: Path
+) -> None:
+    """None of the worker's threads can run then, neither the watch nor the one that renews the lease."""
+    options = {**OPTIONS, "OMNI_JOBS_LEASE_S": "5"}
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, options, config=ONE_LOSS)
+    try:
+        stack.start("second")
+        poison, slot = stack.submit("hold"), None
+        neighbour = stack.submit("neighbour", first={"delay_s": 1})
+        for _ in range(stack.pipelines["echo"].stage("first").retries.worker_lost + 1):
+            held = stack.launch("first", slot, fault="hold")
+            assert held.process.wait(60) == 1
+            assert re.search(r"Timeout \(0:00:1\d\)!(.|\n)*in run_or_hold", held.log.read_text())
+            slot = held.slot
+        stack.serving(stack.launch("first", slot, fault="hold"))
+        view = stack.ended(poison)
+        assert (view.status, view.error and view.error.code) == (JobState.FAILED, "quarantined")
+        assert stack.ended(neighbour).status is JobState.COMPLETED
+    finally:
+        stack.close()

@@ -17,7 +17,6 @@ from workers.models.pictures.colours import Colours
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.latents import pack, unpack
-from workers.models.qwen_image.parameters import DrawParameters
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.vae import load_colours
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
@@ -395,12 +394,3 @@ def test_a_truncated_or_missing_file_is_refused(checkpoint: Path, tmp_path: Path
     path.unlink()
     with pytest.raises(ConfigError):
         load(broken)
-
-
-def test_parameters_of_another_stage_are_refused(model: Denoiser) -> None:
-    from omni_jobs.pipelines.parameters import StageParameters
-
-    with pytest.raises(ModelError) as refused:
-        model.check(replace(prompt(), parameters=StageParameters()))
-    assert refused.value.field == "parameters"
-    assert isinstance(prompt().parameters, DrawParameters)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
-from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport
+from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport, values
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
@@ -19,7 +20,7 @@ from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
 from workers.runners.runner import ProgressSink
 from workers.stages.stage import Stage
-from workers.stages.types import WAITING, EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import WAITING, Artifact, EnginePrompt, OmniModelRunnerOutput, Progress
 
 PIPELINE = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "echo.yaml")
 OUTPUT = OmniModelRunnerOutput(text="x", multimodal_outputs={"bytes": (np.arange(10_000) % 7).astype(np.uint8)})
@@ -32,11 +33,13 @@ class ScriptedRunner:
         self.healthy = True
         self.entered = asyncio.Semaphore(0)
         self.act: Callable[[], Awaitable[OmniModelRunnerOutput]] = give_output
+        self.progress: ProgressSink | None = None  # of the last run
 
     async def start(self) -> None:
         """Nothing to load."""
 
     async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+        self.progress = progress
         progress(Progress(1, 2, "steps"))
         self.entered.release()
         return await self.act()
@@ -57,6 +60,7 @@ class RecordingLedger:
         self.answers = asyncio.Event()  # to claims
         self.answers.set()
         self.reports: list[tuple[Any, ...]] = []
+        self.failures: list[OmniJobsError] = []
         self.progress: list[ProgressReport] = []
         self.wins = True
         self.fenced = False
@@ -92,6 +96,7 @@ class RecordingLedger:
 
     async def fail(self, failure: Failure) -> Outcome:
         self._answer("fail", failure.stage_run_id, failure.attempt, failure.error.code)
+        self.failures.append(failure.error)
         return Outcome(won=True)
 
     async def release(self, stage_run_id: int, attempt: int) -> None:
@@ -687,6 +692,100 @@ async def test_what_a_models_code_must_not_raise_ends_its_stage_run_alone(bench:
     bench.offer(2)
     await bench.ended(2)
     assert bench.ledger.reports[1:] == [("complete", 2, 3)]
+    assert bench.broken == []
+
+
+NAN = float("nan")
+ARTIFACT = Artifact("first.srt", "application/x-subrip", b"1", "text")
+
+
+@pytest.mark.parametrize(
+    ("output", "field"),
+    [
+        (None, "output"),
+        ({"text": "x"}, "output"),
+        (b"sound", "output"),
+        (OUTPUT._replace(multimodal_outputs=[1]), "multimodal_outputs"),
+        (OUTPUT._replace(values=None), "values"),
+        (OUTPUT._replace(result=[1]), "result"),
+        (OUTPUT._replace(result={"mean": NAN}), "result"),
+        (OUTPUT._replace(result={"mean": np.float32(1)}), "result"),
+        (OUTPUT._replace(text=b"x"), "text"),
+        (OUTPUT._replace(finish_reason="because"), "finish_reason"),
+        (OUTPUT._replace(finish_reason={"stop": 1}), "finish_reason"),
+        (OUTPUT._replace(usage={"prompt_tokens": 1.5}), "usage"),
+        (OUTPUT._replace(usage=7), "usage"),
+        (OUTPUT._replace(warnings="it is late"), "warnings"),
+        (OUTPUT._replace(warnings=["it is late"]), "warnings.0"),
+        (OUTPUT._replace(warnings=[{"message": "it is late"}]), "warnings.0"),
+        (OUTPUT._replace(warnings=[{"code": "late", "message": NAN}]), "warnings.0"),
+        (OUTPUT._replace(warnings=[{"code": "late", "message": "x" * 10_000}]), "warnings.0"),
+        (OUTPUT._replace(warnings=[{"code": "late", "message": "x"}] * 1000), "warnings"),
+        (OUTPUT._replace(artifacts=[b"1"]), "artifacts.0"),
+        (OUTPUT._replace(artifacts=[ARTIFACT, ARTIFACT]), "artifacts.1.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, name="second.srt")]), "artifacts.0.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, name="../first.srt")]), "artifacts.0.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, name="first./etc")]), "artifacts.0.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, name="first.srt\n")]), "artifacts.0.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, name=7)]), "artifacts.0.name"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, media_type="a/b\r\nSet-Cookie: c=d")]), "artifacts.0.media_type"),
+        (OUTPUT._replace(artifacts=[replace(ARTIFACT, data="1")]), "artifacts.0.data"),
+    ],
+)
+async def test_an_output_that_is_none_fails_its_stage_run_alone(bench: Bench, output: Any, field: str) -> None:
+    """In the ledger's transaction it would fail all that are written with it, and be run again for ever."""
+
+    async def give() -> Any:
+        return output
+
+    bench.runner.act = give
+    assert [report[0] for report in await bench.run()] == ["fail"]
+    [failed] = bench.ledger.failures
+    assert (failed.field, failed.retryable) == (field, False)
+    bench.runner.act = give_output
+    bench.offer(2)
+    await bench.ended(2)
+    assert bench.ledger.reports[1:] == [("complete", 2, 3)]
+    assert bench.broken == []
+    assert len(list(bench.store.list())) == 1, "of the one that failed nothing is left"
+
+
+async def test_a_result_that_sql_cannot_keep_fails_its_stage_run_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "MOST_RESULT_BYTES", 1000)
+    for number, (size, ended) in enumerate([(900, "complete"), (1100, "fail"), (900, "complete")], 1):
+
+        async def give(size: int = size) -> OmniModelRunnerOutput:
+            return OUTPUT._replace(result={"words": "x" * size})
+
+        bench.runner.act = give
+        bench.offer(number)
+        await bench.ended(number)
+        assert bench.ledger.reports[-1][0] == ended
+    assert bench.ledger.failures[0].field == "result"
+    assert bench.broken == []
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda: Progress(NAN, 2, "steps"),  # type: ignore[arg-type]
+        lambda: Progress(np.int64(1), 2, "steps"),  # type: ignore[arg-type]
+        lambda: Progress(1, "2", "steps"),  # type: ignore[arg-type]
+        lambda: Progress(1, 2, None),  # type: ignore[arg-type]
+        lambda: Progress(1, 2, "steps", b"text"),  # type: ignore[arg-type]
+        lambda: "half",
+    ],
+)
+async def test_progress_that_is_none_fails_its_stage_run_alone(bench: Bench, report: Callable[[], Any]) -> None:
+    async def tell() -> OmniModelRunnerOutput:
+        assert bench.runner.progress is not None
+        bench.runner.progress(report())
+        return OUTPUT
+
+    bench.runner.act = tell
+    assert [report[0] for report in await bench.run()] == ["fail"]
     assert bench.broken == []
 
 

@@ -11,7 +11,6 @@ from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.talker2code2wav import Talker2Code2WavProcessor
-from workers.runners.ar.parameters import ArParameters
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch
 from workers.stages.types import StageInput
@@ -102,11 +101,6 @@ def test_a_payload_without_information_is_refused(tmp_path: Path) -> None:
         _processor(tmp_path)(
             StageInput(stage_input.job_id, {}, (), {"talker": bare}, stage_input.parameters, seed=0, capture=False)
         )
-
-
-def test_parameters_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="diffusion"):
-        _processor(tmp_path)(_stage_input(torch.tensor([1]), parameters=ArParameters()))
 
 
 def test_it_needs_a_model_that_names_the_ends(tmp_path: Path) -> None:

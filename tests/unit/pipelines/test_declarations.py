@@ -1,5 +1,6 @@
 """What is declared of components and processors is what the workers have, and is light to read."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pkgutil import resolve_name
 import pytest
 
 from omni_jobs.errors import ConfigError, NotFound, PluginBroken
+from omni_jobs.pipelines import plugins
 from omni_jobs.pipelines.declarations import FAMILIES, RUNNERS, family, runner
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
@@ -176,6 +178,11 @@ def test_a_broken_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value:
     [
         ("colour = red", "NameError: name 'red' is not defined"),
         ("raise RuntimeError", "RuntimeError"),
+        ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("class Skipped(BaseException): ...\nraise Skipped('no GPU')", "Skipped: no GPU"),
+        ("import broken_family.part", "ModuleNotFoundError: No module named 'broken_family.part'"),
+        ("def f(): f()\nf()", "RecursionError"),
         ("(", r"SyntaxError: '\(' was never closed"),
     ],
 )
@@ -186,6 +193,60 @@ def test_a_family_whose_module_is_broken(
     (tmp_path / "site" / "broken_family.py").write_text(code, encoding="utf-8")
     message = f"'half' of omni_jobs.families cannot be loaded: {problem}"
     check_broken(tmp_path, "family: qwen2_5_omni", "family: half", message, 4, "model.family")
+
+
+def test_a_family_whose_import_hangs_stops_its_pipeline_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "IMPORT_LIMIT_S", 0.5)
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {FAMILIES: "half = hanging_family:X"})))
+    (tmp_path / "site" / "hanging_family.py").write_text("import threading\nthreading.Event().wait()", encoding="utf-8")
+    message = "'half' of omni_jobs.families cannot be loaded: TimeoutError: its import has not ended within 0.5 s"
+    check_broken(tmp_path, "family: qwen2_5_omni", "family: half", message, 4, "model.family")
+
+
+def test_a_package_that_loads_its_own_plug_in_while_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread would wait for the package, and the package for the thread."""
+    monkeypatch.syspath_prepend(str(installed(tmp_path, {FAMILIES: "early = early_package.family:FAMILY"})))
+    package = tmp_path / "site" / "early_package"
+    package.mkdir()
+    (package / "family.py").write_text(
+        "from omni_jobs.pipelines.declarations import Family\nFAMILY = Family({})\n", encoding="utf-8"
+    )
+    (package / "__init__.py").write_text(
+        "from omni_jobs.pipelines.declarations import family\nFOUND = family('early')\n", encoding="utf-8"
+    )
+    assert family("early") == importlib.import_module("early_package").FOUND
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "glm_image.yaml",
+            "processor: text2tokens\n",
+            "processor: chat\n",
+            "input processor chat reads ArParameters, and the stage has GenerateParameters",
+        ),
+        (
+            "speech.yaml",
+            "processor: features2wave\n",
+            "processor: say\n",
+            "input processor say reads AcousticParameters, and the stage has VocoderParameters",
+        ),
+    ],
+)
+def test_a_processor_reads_the_parameters_of_its_stage(
+    tmp_path: Path, file: str, old: str, new: str, message: str
+) -> None:
+    """Its line is one of the mistakes, and no job has to find it."""
+    text = (ROOT / "stage_configs" / file).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (tmp_path / file).write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(tmp_path / file)
+    found = {(mistake.field, mistake.message) for mistake in (caught.value, *caught.value.more)}
+    assert [field for field, said in found if said == message], found
 
 
 def test_a_missing_family_stops_its_pipeline_alone(tmp_path: Path) -> None:

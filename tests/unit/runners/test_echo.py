@@ -19,12 +19,18 @@ def prompt(text: str = "hi", *, capture: bool = True, seed: int = 1, **parameter
     return EchoPrompt(text, 0, EchoParameters.model_validate(parameters), seed, capture)
 
 
+async def started() -> EchoRunner:
+    runner = EchoRunner(ARGS)
+    await runner.start()
+    return runner
+
+
 def stage_input(messages: list[dict[str, object]]) -> StageInput:
     return StageInput("job-1", {"messages": messages}, (), {}, EchoParameters(), 1, True)
 
 
 async def test_emits_seeded_bytes() -> None:
-    runner = EchoRunner(ARGS)
+    runner = await started()
     one, again, other = [
         (await runner.run(prompt(payload_bytes=1000, seed=seed), lambda p: None)).multimodal_outputs["bytes"]
         for seed in (1, 1, 2)
@@ -34,16 +40,16 @@ async def test_emits_seeded_bytes() -> None:
 
 
 async def test_without_a_consumer_no_bytes_are_made() -> None:
-    output = await EchoRunner(ARGS).run(prompt(payload_bytes=1 << 30, capture=False), lambda p: None)
+    output = await (await started()).run(prompt(payload_bytes=1 << 30, capture=False), lambda p: None)
     assert (output.text, output.multimodal_outputs) == ("hi", {})
 
 
 async def test_waits_reports_and_can_be_cancelled() -> None:
     reports: list[Progress] = []
-    await EchoRunner(ARGS).run(prompt(delay_s=0.3), reports.append)
+    await (await started()).run(prompt(delay_s=0.3), reports.append)
     assert reports[0].total == 300
     assert [report.done for report in reports] == sorted(report.done for report in reports)
-    task = asyncio.create_task(EchoRunner(ARGS).run(prompt(delay_s=3600), reports.append))
+    task = asyncio.create_task((await started()).run(prompt(delay_s=3600), reports.append))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -51,7 +57,7 @@ async def test_waits_reports_and_can_be_cancelled() -> None:
 
 
 async def test_holds_thousands_at_once() -> None:
-    runner = EchoRunner(ARGS)
+    runner = await started()
     outputs = await asyncio.gather(*(runner.run(prompt(capture=False), lambda p: None) for _ in range(2000)))
     assert {output.text for output in outputs} == {"hi"}
 
@@ -60,7 +66,7 @@ async def test_refuses_another_stage_s_input() -> None:
     import torch
 
     with pytest.raises(ModelError):
-        await EchoRunner(ARGS).run(DiffusionPrompt({"codes": torch.zeros(1)}, {}, OdeParameters(), 1), lambda p: None)
+        await (await started()).run(DiffusionPrompt({"codes": torch.zeros(1)}, {}, OdeParameters(), 1), lambda p: None)
 
 
 @pytest.mark.parametrize(

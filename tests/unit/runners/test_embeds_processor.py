@@ -80,8 +80,6 @@ def test_rows_that_the_engine_would_die_of_are_refused(
     assert str(caught.value.field).startswith(field)
 
 
-def test_another_kind_and_no_model_are_refused(tiny_causal_lm: Path, width: int) -> None:
-    with pytest.raises(ModelError, match="AR stage"):
-        prompt(tiny_causal_lm, payload(np.zeros((1, width), np.float32)), StageParameters())
+def test_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a model"):
         EmbedsProcessor(STAGE, None)

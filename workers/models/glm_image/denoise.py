@@ -21,11 +21,11 @@ from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.schedule import Schedule
 from workers.models.pictures.vae import LATENT
-from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
 from workers.runners.diffusion.step_budget import MemoryLimit
+from workers.runners.lack_of_memory import lacks_memory
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
@@ -108,7 +108,7 @@ class Denoise:
         # Tokens up to which a row that is alone takes its two passes in one forward. On a CPU that is no faster.
         self.joint = MemoryLimit(self.max_batch_cost if transformer.device.type == "cuda" else 0)
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[DenoiseParameters]) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
         request = _Request.of(prompt, self._transformer.codebook, self._transformer.channels)
         tokens = request.patches + self._glyphs.most_tokens(request.glyph_texts) + request.source_patches
@@ -116,7 +116,7 @@ class Denoise:
             tokens += request.patches + 1
         return Cost(tokens, request.parameters.steps, request.size)
 
-    def begin(self, prompt: DiffusionPrompt) -> LatentRow:
+    def begin(self, prompt: DiffusionPrompt[DenoiseParameters]) -> LatentRow:
         """Return the row of a prompt, with noise in the place of latents.
 
         The noise is drawn on the CPU in float32, so that it depends on the seed alone. In float32 it is what Diffusers
@@ -208,7 +208,7 @@ class Denoise:
         return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self._origin(row)})
 
     def resume(
-        self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+        self, prompt: DiffusionPrompt[DenoiseParameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
     ) -> LatentRow:
         """Return the row that was saved. Raises ModelError naming what does not fit."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
@@ -272,10 +272,8 @@ class _Request:
     parameters: DenoiseParameters
 
     @classmethod
-    def of(cls, prompt: DiffusionPrompt, codebook: int, channels: int) -> _Request:
+    def of(cls, prompt: DiffusionPrompt[DenoiseParameters], codebook: int, channels: int) -> _Request:
         """Raise ModelError naming what is missing or wrong."""
-        if not isinstance(prompt.parameters, DenoiseParameters):
-            raise ModelError("these are not the parameters of a denoising", field="parameters")
         size = (SIDES.of(prompt.values, "height"), SIDES.of(prompt.values, "width"))
         texts = prompt.values.get("glyph_texts")
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -300,7 +298,7 @@ class _Request:
         return sum(_PATCHES * source.token_ids.numel() for source in self.sources)
 
 
-def _sources(prompt: DiffusionPrompt, codebook: int, channels: int) -> list[Source]:
+def _sources(prompt: DiffusionPrompt[DenoiseParameters], codebook: int, channels: int) -> list[Source]:
     """Return a prompt's source pictures. Raise ModelError naming what is missing or wrong."""
     ids, latents = prompt.tensors.get("source_ids", []), prompt.tensors.get("source_latents", [])
     if not isinstance(ids, list) or not isinstance(latents, list) or len(ids) != len(latents):

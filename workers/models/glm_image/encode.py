@@ -55,11 +55,11 @@ class Encode:
         self._scaler: Any = VaeImageProcessor(vae_scale_factor=LATENT)
         self.max_batch_cost = 1  # a picture fills the device, so rows take turns
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[Any]) -> Cost:
         """Return a step for each picture, or one if there is none. Raises ModelError naming ``pixels``."""
         return Cost(1, max(len(self._pixels(prompt)), 1), None)
 
-    def begin(self, prompt: DiffusionPrompt) -> SourceRow:
+    def begin(self, prompt: DiffusionPrompt[Any]) -> SourceRow:
         """Return the row of a prompt, with no picture encoded."""
         return SourceRow([each.clone() for each in self._pixels(prompt)])
 
@@ -85,7 +85,7 @@ class Encode:
         shades: torch.Tensor = self._scaler.preprocess(picture, height, width)
         return Source(token_ids, self._vae.latents_of_pixels(shades)[0])
 
-    def _pixels(self, prompt: DiffusionPrompt) -> list[torch.Tensor]:
+    def _pixels(self, prompt: DiffusionPrompt[Any]) -> list[torch.Tensor]:
         """Return the pictures of a prompt, checked."""
         pictures = prompt.tensors.get("pixels", [])
         if not isinstance(pictures, list):

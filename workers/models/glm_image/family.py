@@ -68,16 +68,24 @@ GLM_IMAGE = Family(
     },
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",
     processors={
-        "pictures2sources": ProcessorDeclaration(f"{_HERE}.pictures2sources:Pictures2SourcesProcessor", "diffusion"),
+        "pictures2sources": ProcessorDeclaration(
+            f"{_HERE}.pictures2sources:Pictures2SourcesProcessor",
+            "diffusion",
+            parameters=f"{_HERE}.parameters:EncodeParameters",
+        ),
         # A pipeline without the input of source pictures draws, and edits nothing.
         "text2tokens": ProcessorDeclaration(
-            f"{_HERE}.text2tokens:Text2TokensProcessor", "ar", may_consume=frozenset({"source_pictures"})
+            f"{_HERE}.text2tokens:Text2TokensProcessor",
+            "ar",
+            may_consume=frozenset({"source_pictures"}),
+            parameters=f"{_HERE}.parameters:GenerateParameters",
         ),
         "tokens2latents": ProcessorDeclaration(
             f"{_HERE}.tokens2latents:Tokens2LatentsProcessor",
             "diffusion",
             consumes=frozenset({"image_tokens"}),
             may_consume=frozenset({"source_pictures"}),
+            parameters=f"{_HERE}.parameters:DenoiseParameters",
         ),
         "latents2pixels": ProcessorDeclaration(
             "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",

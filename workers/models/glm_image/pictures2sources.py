@@ -1,6 +1,5 @@
 """The input processor ``pictures2sources``: it decodes the pictures of a job's message, which are to be encoded."""
 
-from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.glm_image.parameters import EncodeParameters
 from workers.models.pictures.source import bytes_of, decoded_sources
@@ -19,13 +18,11 @@ class Pictures2SourcesProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: pictures are decoded in the same way for all checkpoints."""
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[EncodeParameters]) -> DiffusionPrompt[EncodeParameters]:
         """Return the prompt, of ``pixels``, a list of uint8 [H, W, 3]: empty for a job that edits nothing.
 
-        Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, ConfigError
-        without a media wall, and ModelError for parameters of another stage.
+        Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, and
+        ConfigError without a media wall.
         """
-        if not isinstance(stage_input.parameters, EncodeParameters):
-            raise ModelError("pictures2sources makes input for a stage that encodes pictures", field="kind")
         pixels = [bytes_of(picture) for picture in decoded_sources(stage_input)]
         return DiffusionPrompt({"pixels": pixels}, {}, stage_input.parameters, stage_input.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,7 @@ def as_payload(sources: Sequence[Source], channels: int) -> dict[str, TensorTree
     }
 
 
-def sources_of(stage_input: StageInput, stage: StageConfig) -> list[Source]:
+def sources_of(stage_input: StageInput[Any], stage: StageConfig) -> list[Source]:
     """Return the source pictures that an earlier stage has encoded; none where the stage has no such input.
 
     Raise PayloadCorrupt naming what is missing or wrong.

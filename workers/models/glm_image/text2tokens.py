@@ -2,7 +2,7 @@
 
 import torch
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
 from workers.models.glm_image.parameters import GenerateParameters
@@ -27,17 +27,15 @@ class Text2TokensProcessor:
         self._stage = stage
         self._renderer = GlmImagePromptRenderer(model.path)
 
-    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput[GenerateParameters]) -> OmniTokensPrompt:
         """Return the prompt, in which each source picture stands as the tokens that an earlier stage made of it.
 
         Its additional information is ``grids`` int64 [n, 2], rows and columns of each grid that is to be written, and
         ``sources`` int64 [m, 3]: where in the prompt the grid of a source picture begins, its rows and its columns.
         Exactly the tokens of the grids are generated, because a picture of fewer or more could not be drawn. Raise
-        ModelError for parameters of another stage, and PayloadCorrupt.
+        and PayloadCorrupt.
         """
         parameters = stage_input.parameters
-        if not isinstance(parameters, GenerateParameters):
-            raise ModelError("text2tokens makes input for a stage that writes image tokens", field="kind")
         sources = sources_of(stage_input, self._stage)
         grids = grids_of(*_size(parameters, sources), edits=bool(sources))
         token_ids = [source.token_ids.flatten().tolist() for source in sources]

@@ -1,6 +1,6 @@
 """The input processor ``tokens2latents``: it makes the denoising's prompt of image tokens and a job's message."""
 
-from omni_jobs.errors import ModelError, PayloadCorrupt
+from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.parameters import DenoiseParameters
@@ -23,15 +23,12 @@ class Tokens2LatentsProcessor:
         self._stage = stage
         self._generate = next(name for name, flow in stage.inputs.items() if flow == "image_tokens")
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[DenoiseParameters]) -> DiffusionPrompt[DenoiseParameters]:
         """Return the prompt, of ``token_ids`` int64 [h * w], ``height``, ``width`` and ``glyph_texts``.
 
         Of the source pictures it has lists: ``source_ids``, each int64 [h, w], and ``source_latents``, each float
-        [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for parameters of
-        another stage.
+        [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong.
         """
-        if not isinstance(stage_input.parameters, DenoiseParameters):
-            raise ModelError("tokens2latents makes input for a stage that denoises", field="kind")
         information = stage_input.upstream[self._generate].additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information")

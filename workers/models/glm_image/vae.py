@@ -51,7 +51,7 @@ class GlmImageVae:
         self.dtype: torch.dtype = model.dtype
         self.channels: int = model.config.latent_channels
 
-    def latents_of(self, prompt: DiffusionPrompt) -> torch.Tensor:
+    def latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
         """Return a prompt's latents [C, h, w]. Raises ModelError naming ``latents`` if they do not fit."""
         return prompt_latents(prompt, self.channels, SIDES)
 

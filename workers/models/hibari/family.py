@@ -4,6 +4,8 @@ from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, Proce
 from omni_jobs.pipelines.flows import Flow, TensorField, ValueField
 
 _HERE = "workers.models.hibari"
+_ACOUSTIC = f"{_HERE}.parameters:AcousticParameters"
+_VOCODER = f"{_HERE}.parameters:VocoderParameters"
 
 _FLOAT32 = frozenset({"F32"})
 _SPECTRUM = TensorField(_FLOAT32, ((601, "frames"),), finite=True)  # bins of a spectrum of 1,200 samples
@@ -26,22 +28,25 @@ ACOUSTIC_FEATURES = Flow(
 
 HIBARI = Family(
     components={
-        "acoustic": ComponentDeclaration(
-            "hibari", produces=frozenset({"acoustic_features"}), parameters=f"{_HERE}.parameters:AcousticParameters"
-        ),
+        "acoustic": ComponentDeclaration("hibari", produces=frozenset({"acoustic_features"}), parameters=_ACOUSTIC),
         "vocoder": ComponentDeclaration(
             "hibari",
             produces=frozenset({"waveform"}),
             needs=frozenset({"acoustic_features"}),
-            parameters=f"{_HERE}.parameters:VocoderParameters",
+            parameters=_VOCODER,
         ),
     },
     prompts=f"{_HERE}.prompts:HibariPromptRenderer",
     processors={
-        "say": ProcessorDeclaration(f"{_HERE}.say:SayProcessor", "hibari"),
-        "speak": ProcessorDeclaration(f"{_HERE}.speak:SpeakProcessor", "hibari", consumes=frozenset({"text"})),
+        "say": ProcessorDeclaration(f"{_HERE}.say:SayProcessor", "hibari", parameters=_ACOUSTIC),
+        "speak": ProcessorDeclaration(
+            f"{_HERE}.speak:SpeakProcessor", "hibari", consumes=frozenset({"text"}), parameters=_ACOUSTIC
+        ),
         "features2wave": ProcessorDeclaration(
-            f"{_HERE}.features2wave:Features2WaveProcessor", "hibari", consumes=frozenset({"acoustic_features"})
+            f"{_HERE}.features2wave:Features2WaveProcessor",
+            "hibari",
+            consumes=frozenset({"acoustic_features"}),
+            parameters=_VOCODER,
         ),
     },
     checkpoint="hibari:assets",  # the voice heart

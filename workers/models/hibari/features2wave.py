@@ -1,6 +1,6 @@
 """``Features2WaveProcessor``: acoustic features become a vocoder stage's prompt."""
 
-from omni_jobs.errors import ModelError, PayloadCorrupt
+from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.hibari.family import ACOUSTIC_FEATURES
 from workers.models.hibari.hibari_prompts import SPECTRA, FeaturesPrompt
@@ -16,14 +16,11 @@ class Features2WaveProcessor:
         """Find the stage that makes the features."""
         self._upstream = next(name for name, flow in stage.inputs.items() if flow == ACOUSTIC_FEATURES.name)
 
-    def __call__(self, stage_input: StageInput) -> FeaturesPrompt:
+    def __call__(self, stage_input: StageInput[VocoderParameters]) -> FeaturesPrompt:
         """Return the prompt, whose features view the payload.
 
-        Raises PayloadCorrupt for a payload that breaks the flow's contract, or whose sentences are not all frames, and
-        ModelError for parameters of another kind of stage.
+        Raises PayloadCorrupt for a payload that breaks the flow's contract, or whose sentences are not all frames.
         """
-        if not isinstance(stage_input.parameters, VocoderParameters):
-            raise ModelError("features2wave makes input for a vocoder stage", field="kind")
         payload = stage_input.upstream[self._upstream]
         problem = ACOUSTIC_FEATURES.problem(payload)
         information = payload.additional_information

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError
+from omni_jobs.errors import ConfigError, ModelError
 from workers.models.hibari.engine_settings import HibariEngine
 from workers.models.hibari.hibari_prompts import BINS, HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.speakable import check_speakable
 from workers.models.hibari.spoken_text import SpokenText, spoken_text
-from workers.runners.model_threads import ModelThreads
+from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,45 +36,39 @@ class _TooLong(Exception):
         self.message = message
 
 
-class HibariRunner:
-    """Speaks: the component ``acoustic`` makes features of a text, ``vocoder`` makes sound of them. A ``Runner``.
+class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
+    """Speaks: the component ``acoustic`` makes features of a text, ``vocoder`` makes sound of them.
 
     The sentences of all prompts in flight take turns on ``num_workers`` threads, each made alone, so that speech does
     not depend on the company and a long text holds no short one up. The models compute without the interpreter's lock.
-    They live in the worker's process: should native code crash, the worker is started again and tries its stage runs
-    again.
     """
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without one of the two components."""
+        super().__init__(args)
         if args.model is None or args.model.component not in _COMPONENTS:
             raise ConfigError(f"a stage that speaks has a component, {' or '.join(_COMPONENTS)}", field="component")
-        if not isinstance(args.engine, HibariEngine):
-            raise ConfigError("these are not the settings of a stage that speaks", field="engine", stage=args.stage)
         self._model = args.model
-        self._engine = args.engine
-        self._workers = args.engine.num_workers or min(args.max_in_flight, len(os.sched_getaffinity(0)))
-        self._voices: Mapping[str, Voice] = {}
-        self._threads = ModelThreads(self._workers, args.stage)
-        self._started = False
+        self._voices: dict[str, Voice] = {}
 
-    async def start(self) -> None:
-        """Load the voices of the pipeline, or what makes sound. Raises ConfigError naming the file that is wrong."""
-        if self._model.component == "acoustic":
-            self._voices = await self._threads.run(self._load_voices)
-        else:
-            await self._threads.run(_load_vocoder)
-        self._started = True
+    def threads(self) -> int:
+        return self.engine.num_workers or super().threads()
 
-    def _load_voices(self) -> dict[str, Voice]:
+    def load(self) -> None:
+        if self._model.component == "vocoder":
+            import workers.models.hibari.vocoder  # noqa: F401 the first prompt need not wait for it
+
+            return
         from workers.models.hibari.voice import Voice, default_voice  # loads onnxruntime
 
-        voices: dict[str, Voice] = {}
         for name in self._model.voices or (default_voice(),):
-            voices[name] = Voice(self._model.path, name, self._engine.threads, tuple(voices.values()))
-        return voices
+            loaded = tuple(self._voices.values())
+            self._voices[name] = Voice(self._model.path, name, self.engine.threads, loaded)
 
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    def free(self) -> None:
+        self._voices = {}
+
+    async def produce(self, prompt: TextPrompt | FeaturesPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run a TextPrompt (``acoustic``) or a FeaturesPrompt (``vocoder``), with progress in sentences.
 
         Of a text the output has the tensors and values of the flow ``acoustic_features``, of features those of
@@ -83,10 +76,8 @@ class HibariRunner:
         What the voice cannot say is left out, and a warning names it. An answer of a model in which there is nothing to
         say becomes silence, and of one that takes longer than ``max_speech_s`` the begin is said; both with a warning.
         Raises ModelError for another prompt, an unknown voice, another text in which there is nothing to say or that
-        takes longer than ``max_speech_s``; OutOfMemory; and EngineDead before the start and after ``close``.
+        takes longer than ``max_speech_s``; OutOfMemory; and EngineDead once closed.
         """
-        if not self._started:
-            raise EngineDead("the runner of speech is not running")
         if self._model.component == "acoustic" and isinstance(prompt, TextPrompt):
             return await self._features(prompt, progress)
         if self._model.component == "vocoder" and isinstance(prompt, FeaturesPrompt):
@@ -97,9 +88,9 @@ class HibariRunner:
         if not prompt.is_answer:
             check_speakable(prompt.text, ModelError, "text")
         voice = self._voice(prompt.voice)
-        said = await self._threads.run(lambda: spoken_text(prompt.text[:_MOST_CHARACTERS]))
+        said = await self.on_thread(lambda: spoken_text(prompt.text[:_MOST_CHARACTERS]))
         has_words = any(map(str.isalnum, said.text))  # signs alone are a breath
-        sentences = await self._threads.run(lambda: voice.sentences(said.text)) if has_words else []
+        sentences = await self.on_thread(lambda: voice.sentences(said.text)) if has_words else []
         warnings = _left_out(said)
         pieces: list[list[NDArray[Any]]] = []
         try:
@@ -115,7 +106,7 @@ class HibariRunner:
                 raise ModelError(problem, field="text")
             warnings.append({"code": "nothing_said", "message": f"{problem}; the audio is silence"})
         progress(Progress(len(sentences), len(sentences), "sentences"))
-        tensors = await self._threads.run(lambda: _joined(pieces))
+        tensors = await self.on_thread(lambda: _joined(pieces))
         return OmniModelRunnerOutput(
             multimodal_outputs=tensors, values={"sampling_rate": SAMPLING_RATE}, warnings=warnings
         )
@@ -127,8 +118,8 @@ class HibariRunner:
         frames = 0
         for number, sentence in enumerate(sentences):
             progress(Progress(number, len(sentences), "sentences"))
-            for phonemes in await self._threads.run(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
-                piece = await self._threads.run(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
+            for phonemes in await self.on_thread(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
+                piece = await self.on_thread(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
                 if piece:
                     frames += len(piece[-1])
                     self._check_length(frames, number, len(sentences))
@@ -142,9 +133,9 @@ class HibariRunner:
         return voice
 
     def _check_length(self, frames: int, number: int, sentences: int) -> None:
-        if frames * HOP > self._engine.max_speech_s * SAMPLING_RATE:
+        if frames * HOP > self.engine.max_speech_s * SAMPLING_RATE:
             raise _TooLong(
-                f"the text takes more than {self._engine.max_speech_s:g} s to say: these are over in its sentence "
+                f"the text takes more than {self.engine.max_speech_s:g} s to say: these are over in its sentence "
                 f"{number + 1} of {sentences}"
             )
 
@@ -159,27 +150,13 @@ class HibariRunner:
             progress(Progress(number, total, "sentences"))
             if number:
                 speech.append(silence)
-            speech.append(await self._threads.run(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
+            speech.append(await self.on_thread(lambda: speech_of(features, noise)))  # noqa: B023 awaited here
         if not speech:
             speech.append(np.zeros(_SILENCE_SAMPLES, np.float32))
         progress(Progress(total, total, "sentences"))
         return OmniModelRunnerOutput(
             multimodal_outputs={"waveform": np.concatenate(speech)}, values={"sampling_rate": SAMPLING_RATE}
         )
-
-    async def close(self) -> None:
-        """End the threads once the sentences in them are done, and free the voices."""
-        self._voices, self._started = {}, False
-        await self._threads.close()
-
-    @property
-    def healthy(self) -> bool:
-        return self._started
-
-    @property
-    def computing(self) -> Collection[int]:
-        """The stage runs for which threads compute now."""
-        return self._threads.computing
 
 
 def _left_out(said: SpokenText) -> list[dict[str, str]]:
@@ -193,10 +170,6 @@ def _left_out(said: SpokenText) -> list[dict[str, str]]:
     return [
         {"code": "left_out", "message": f"{words} not said in full, because the voice has no sound for: {shown}{more}"}
     ]
-
-
-def _load_vocoder() -> None:
-    import workers.models.hibari.vocoder  # noqa: F401 the first prompt need not wait for it
 
 
 def _joined(pieces: list[list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:

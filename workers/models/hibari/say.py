@@ -1,6 +1,5 @@
 """``SayProcessor``: the last user message of a job becomes an acoustic stage's prompt."""
 
-from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.hibari.hibari_prompts import TextPrompt
 from workers.models.hibari.parameters import AcousticParameters
@@ -15,14 +14,12 @@ class SayProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: the runner reads the voices."""
 
-    def __call__(self, stage_input: StageInput) -> TextPrompt:
-        """Return the prompt. Raises ModelError for parameters of another kind of stage."""
+    def __call__(self, stage_input: StageInput[AcousticParameters]) -> TextPrompt:
+        """Return the prompt."""
         return text_prompt(stage_input, last_user_text(stage_input.request))
 
 
-def text_prompt(stage_input: StageInput, text: str, *, is_answer: bool = False) -> TextPrompt:
-    """Return the prompt of a text in the voice that the job asks for. Raises ModelError for parameters of others."""
-    if not isinstance(stage_input.parameters, AcousticParameters):
-        raise ModelError("these are not the parameters of an acoustic stage", field="kind")
+def text_prompt(stage_input: StageInput[AcousticParameters], text: str, *, is_answer: bool = False) -> TextPrompt:
+    """Return the prompt of a text in the voice that the job asks for."""
     voice = (stage_input.request.get("audio") or {}).get("voice")
     return TextPrompt(text, voice, stage_input.parameters, stage_input.seed, is_answer)

@@ -3,6 +3,7 @@
 from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.hibari.hibari_prompts import TextPrompt
+from workers.models.hibari.parameters import AcousticParameters
 from workers.models.hibari.say import text_prompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -15,11 +16,10 @@ class SpeakProcessor:
         """Find the stage that writes the text."""
         self._upstream = next(name for name, flow in stage.inputs.items() if flow == "text")
 
-    def __call__(self, stage_input: StageInput) -> TextPrompt:
+    def __call__(self, stage_input: StageInput[AcousticParameters]) -> TextPrompt:
         """Return the prompt from the payload's tensor ``text`` U8 [bytes], UTF-8.
 
-        Raises PayloadCorrupt naming the field that is missing or wrong, and ModelError for parameters of another kind
-        of stage.
+        Raises PayloadCorrupt naming the field that is missing or wrong.
         """
         information = stage_input.upstream[self._upstream].additional_information
         if information is None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from workers.models.pictures.tiles import STRIDE, TILE, Tiling
 from workers.models.pictures.vae import LATENT, PictureVae
-from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
+from workers.runners.lack_of_memory import lacks_memory
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +50,11 @@ class PictureDecoder:
         self._whole = MemoryLimit(_WHOLE_PIXELS[vae.device.type] if whole_pixels is None else whole_pixels)
         self.max_batch_cost = 1  # a tile fills the device, so rows take turns
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[Any]) -> Cost:
         """Return the tiles of the picture. Raises ModelError naming the field that does not fit."""
         return Cost(1, self._tiling(self._vae.latents_of(prompt)).count, None)
 
-    def begin(self, prompt: DiffusionPrompt) -> PictureRow:
+    def begin(self, prompt: DiffusionPrompt[Any]) -> PictureRow:
         """Return the row of a prompt, with no tile decoded."""
         latents = self._vae.latents_of(prompt)
         on_device = latents[None].to(self._vae.device, self._vae.dtype, copy=True)  # lets the payload's memory be freed

@@ -1,5 +1,7 @@
 """The input processor ``latents2pixels``: it makes the VAE's prompt of denoised latents."""
 
+from typing import Any
+
 from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
@@ -16,7 +18,7 @@ class Latents2PixelsProcessor:
         """Note which stage denoises."""
         self._denoise = next(name for name, flow in stage.inputs.items() if flow == "latents")
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[Any]) -> DiffusionPrompt[Any]:
         """Return the prompt, of ``latents`` float [C, h, w]. Raise PayloadCorrupt naming what is missing or wrong."""
         information = stage_input.upstream[self._denoise].additional_information
         if information is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from workers.stages.types import StageInput
 
 
-def decoded_sources(stage_input: StageInput) -> list[Image.Image]:
+def decoded_sources(stage_input: StageInput[Any]) -> list[Image.Image]:
     """Return the pictures of a job's messages in their order, decoded behind the wall: RGB, upright.
 
     Raises ConfigError for a stage without a wall, InvalidRequest or RequestTooLarge naming the picture that does not

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -27,14 +27,14 @@ class PictureVae(Protocol):
     def channels(self) -> int:
         """The numbers of a latent: C."""
 
-    def latents_of(self, prompt: DiffusionPrompt) -> torch.Tensor:
+    def latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
         """Return a prompt's latents, floats [C, h, w]. Raises ModelError naming the field that does not fit."""
 
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return latents [B, C, h, w] of its device and dtype as pixels [B, 3, 8 h, 8 w], about -1 to 1."""
 
 
-def prompt_latents(prompt: DiffusionPrompt, channels: int, sides: Sides) -> torch.Tensor:
+def prompt_latents(prompt: DiffusionPrompt[Any], channels: int, sides: Sides) -> torch.Tensor:
     """Return a prompt's finite latents, floats [channels, h, w], of a picture with such sides in pixels.
 
     Raises ModelError naming ``latents``, or its dtype or shape where that is wrong.

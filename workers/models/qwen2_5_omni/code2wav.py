@@ -33,15 +33,15 @@ class Code2Wav:
         self.token2wav = token2wav
         self.max_batch_cost = _MAX_STEP_FRAMES[token2wav.device.type]
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[OdeParameters]) -> Cost:
         """Return the mel frames that the prompt takes. Raises ModelError naming the field that does not fit."""
-        request, parameters = _request(prompt), _parameters(prompt)
+        request, parameters = _request(prompt), prompt.parameters
         self.token2wav.check(request.codes, request.voice)
         return Cost(self.token2wav.frames(request.codes), parameters.steps - 1, None)
 
-    def begin(self, prompt: DiffusionPrompt) -> MelRow:
+    def begin(self, prompt: DiffusionPrompt[OdeParameters]) -> MelRow:
         """Return the row of a prompt."""
-        return self.token2wav.begin(_request(prompt), _parameters(prompt))
+        return self.token2wav.begin(_request(prompt), prompt.parameters)
 
     def step(self, rows: Sequence[MelRow]) -> None:
         """Take one step of each row's solver."""
@@ -62,7 +62,9 @@ class Code2Wav:
         mel = row.mel.to("cpu", copy=True)
         return RowOutput({"mel": mel}, {"steps_done": row.steps_done, **self._origin(row.parameters, row.seed)})
 
-    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> MelRow:
+    def resume(
+        self, prompt: DiffusionPrompt[OdeParameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+    ) -> MelRow:
         """Return the row that was saved. Raises ModelError naming what does not fit."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
         saved.check(**self._origin(row.parameters, row.seed))
@@ -79,16 +81,10 @@ class Code2Wav:
         }
 
 
-def _request(prompt: DiffusionPrompt) -> CodecRequest:
+def _request(prompt: DiffusionPrompt[OdeParameters]) -> CodecRequest:
     codes, voice = prompt.tensors.get("codes"), prompt.values.get("voice")
     if not isinstance(codes, torch.Tensor):
         raise ModelError("there are no codes", field="codes")
     if not isinstance(voice, str):
         raise ModelError("there is no voice", field="voice")
     return CodecRequest(codes, voice, prompt.seed)
-
-
-def _parameters(prompt: DiffusionPrompt) -> OdeParameters:
-    if not isinstance(prompt.parameters, OdeParameters):
-        raise ModelError("code2wav has the parameters of an ODE", field="parameters")
-    return prompt.parameters

@@ -34,7 +34,10 @@ QWEN2_5_OMNI = Family(
             f"{_HERE}.thinker2talker:Thinker2TalkerProcessor", "ar", consumes=frozenset({"hidden_states"})
         ),
         "talker2code2wav": ProcessorDeclaration(
-            f"{_HERE}.talker2code2wav:Talker2Code2WavProcessor", "diffusion", consumes=frozenset({"codes"})
+            f"{_HERE}.talker2code2wav:Talker2Code2WavProcessor",
+            "diffusion",
+            consumes=frozenset({"codes"}),
+            parameters=f"{_HERE}.parameters:OdeParameters",
         ),
     },
     vllm_models={TALKER_MODEL: f"{_HERE}.talker:Qwen2_5OmniTalkerForConditionalGeneration"},

@@ -29,14 +29,12 @@ class Talker2Code2WavProcessor:
         self._ends = torch.tensor([positive(config, ("talker_config", name), str(file)) for name in ends])
         self._default_voice = model.voices[0] if model.voices else None
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[OdeParameters]) -> DiffusionPrompt[OdeParameters]:
         """Return the prompt from the payload's tensor ``codes`` int64 [N] and value ``voice``.
 
         The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
         ModelError when the talker said nothing.
         """
-        if not isinstance(stage_input.parameters, OdeParameters):
-            raise ModelError("talker2code2wav makes input for a diffusion stage", field="kind")
         information = stage_input.upstream[self._talker].additional_information
         if information is None:
             raise PayloadCorrupt("missing", field="additional_information")

@@ -54,13 +54,11 @@ class Thinker2TalkerProcessor:
         self._end, self._pad = rows.pop(""), rows.pop(" ")  # [1, H] each
         self._speakers = rows
 
-    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         """Return the prompt from the thinker's payload; its additional information is the feed and M-RoPE positions.
 
         Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.
         """
-        if not isinstance(stage_input.parameters, ArParameters):
-            raise ModelError("thinker2talker makes input for an AR stage", field="parameters")
         payload = stage_input.upstream[self._upstream]
         information = payload.additional_information
         if information is None:

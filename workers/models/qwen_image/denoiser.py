@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,13 +26,15 @@ from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
 from workers.models.qwen_image.vae import load_colours
-from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
 from workers.runners.diffusion.step_budget import MemoryLimit
+from workers.runners.lack_of_memory import lacks_memory
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
+
+_Parameters: TypeAlias = DrawParameters | EditParameters
 
 _SNAPSHOT = 1  # the version of what ``save`` returns
 
@@ -136,9 +138,9 @@ class Denoiser:
         # and one after the other gives the reference's bits.
         self.joint = MemoryLimit(self.max_batch_cost if self.device.type == "cuda" else 0)
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[_Parameters]) -> Cost:
         """Return the latent tokens of a step, those of sources counted. Raises ModelError naming what does not fit."""
-        parameters = _parameters(prompt)
+        parameters = prompt.parameters
         self._check_embeds(prompt.tensors.get("prompt_embeds"), "prompt_embeds")
         if "negative_prompt_embeds" in prompt.tensors:
             self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
@@ -146,9 +148,9 @@ class Denoiser:
         sizes = (_size(parameters), *(() if sources is None else sources.sizes))
         return Cost(_tokens(sizes) * (2 if _is_guided(prompt) else 1), parameters.steps, sizes)
 
-    def begin(self, prompt: DiffusionPrompt) -> DenoiseRow:
+    def begin(self, prompt: DiffusionPrompt[_Parameters]) -> DenoiseRow:
         """Return the row of a prompt: noise of its seed."""
-        parameters = _parameters(prompt)
+        parameters = prompt.parameters
         size = _size(parameters)
         sources = self._sources(prompt)
         return DenoiseRow(
@@ -186,7 +188,7 @@ class Denoiser:
         )
 
     def resume(
-        self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
+        self, prompt: DiffusionPrompt[_Parameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
     ) -> DenoiseRow:
         """Return the row that ``save`` saw. Raises ModelError naming what is missing, wrong, or of another job."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
@@ -231,7 +233,7 @@ class Denoiser:
         if not bool(torch.isfinite(embeds).all()):
             raise ModelError("an embedding is not finite", field=name)
 
-    def _sources(self, prompt: DiffusionPrompt) -> Sources | None:
+    def _sources(self, prompt: DiffusionPrompt[_Parameters]) -> Sources | None:
         if self._edits:
             return Sources.of(prompt)
         if "source_tokens" in prompt.tensors:
@@ -325,15 +327,9 @@ def _padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor |
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
 
 
-def _parameters(prompt: DiffusionPrompt) -> DrawParameters | EditParameters:
-    if not isinstance(prompt.parameters, DrawParameters | EditParameters):
-        raise ModelError("these are no parameters of Qwen-Image's denoising", field="parameters")
-    return prompt.parameters
-
-
-def _size(parameters: DrawParameters | EditParameters) -> Size:
+def _size(parameters: _Parameters) -> Size:
     return Size.of({"height": parameters.height, "width": parameters.width})
 
 
-def _is_guided(prompt: DiffusionPrompt) -> bool:
-    return _parameters(prompt).true_cfg_scale > 1 and "negative_prompt_embeds" in prompt.tensors
+def _is_guided(prompt: DiffusionPrompt[_Parameters]) -> bool:
+    return prompt.parameters.true_cfg_scale > 1 and "negative_prompt_embeds" in prompt.tensors

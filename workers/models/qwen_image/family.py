@@ -31,7 +31,10 @@ QWEN_IMAGE = Family(
     processors={
         "describe": ProcessorDeclaration(f"{_HERE}.processors:DescribeProcessor", "pooling"),
         "embeds2latents": ProcessorDeclaration(
-            f"{_HERE}.processors:Embeds2LatentsProcessor", "diffusion", consumes=frozenset({"embeds"})
+            f"{_HERE}.processors:Embeds2LatentsProcessor",
+            "diffusion",
+            consumes=frozenset({"embeds"}),
+            parameters=f"{_HERE}.parameters:DrawParameters",
         ),
         "latents2pixels": ProcessorDeclaration(
             "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.errors import ConfigError, PayloadCorrupt
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
@@ -34,11 +34,9 @@ class DescribeProcessor:
             raise ConfigError("processor describe is Qwen-Image's own", field="processor", stage=stage.name)
         self._renderer: QwenImagePromptRenderer = renderer
 
-    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+    def __call__(self, stage_input: StageInput[PoolingParameters]) -> PoolingPrompt:
         """Return the token ids of description and negative prompt. Raises InvalidRequest, and ModelError."""
         parameters = stage_input.parameters
-        if not isinstance(parameters, PoolingParameters):
-            raise ModelError("describe makes input for Qwen-Image's text encoder", field="component")
         negative = parameters.negative_prompt
         return PoolingPrompt(
             prompt_token_ids=self._renderer.encode(stage_input.request),
@@ -55,13 +53,11 @@ class Embeds2LatentsProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         self._upstream = input_of(stage, "embeds")
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[DrawParameters]) -> DiffusionPrompt[DrawParameters]:
         """Return the prompt: ``prompt_embeds`` [T, H], and ``negative_prompt_embeds`` [U, H] where there are some.
 
         Raises PayloadCorrupt naming the key and the field that is missing or wrong, and ModelError.
         """
-        if not isinstance(stage_input.parameters, DrawParameters):
-            raise ModelError("embeds2latents makes input for Qwen-Image's denoising", field="component")
         tensors = embeds_of(stage_input.upstream[self._upstream])
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ class Sources(NamedTuple):
     sizes: tuple[Size, ...]
 
     @classmethod
-    def of(cls, prompt: DiffusionPrompt) -> Sources:
+    def of(cls, prompt: DiffusionPrompt[Any]) -> Sources:
         """Return the sources of a prompt: a tensor ``source_tokens`` and a value ``source_sizes``.
 
         Raises ModelError naming the one that is missing, does not fit or is not finite.

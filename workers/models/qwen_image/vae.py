@@ -59,7 +59,7 @@ class QwenImageVae:
         self.dtype: torch.dtype = model.dtype
         self.channels = CHANNELS
 
-    def latents_of(self, prompt: DiffusionPrompt) -> torch.Tensor:
+    def latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
         """Return a prompt's latents [16, H / 8, W / 8]. Raises ModelError naming ``latents`` if they do not fit."""
         return prompt_latents(prompt, CHANNELS, SIDES)
 

@@ -57,9 +57,14 @@ QWEN_IMAGE_EDIT = Family(
     prompts=f"{_HERE}.prompts:QwenImageEditPromptRenderer",
     processors={
         "instruct": ProcessorDeclaration(f"{_HERE}.processors:InstructProcessor", "pooling"),
-        "scale": ProcessorDeclaration(f"{_HERE}.processors:ScaleProcessor", "diffusion"),
+        "scale": ProcessorDeclaration(
+            f"{_HERE}.processors:ScaleProcessor", "diffusion", parameters=f"{_HERE}.parameters:SourcesParameters"
+        ),
         "edit": ProcessorDeclaration(
-            f"{_HERE}.processors:EditProcessor", "diffusion", consumes=frozenset({"embeds", "source_tokens"})
+            f"{_HERE}.processors:EditProcessor",
+            "diffusion",
+            consumes=frozenset({"embeds", "source_tokens"}),
+            parameters=f"{_QWEN_IMAGE}.parameters:EditParameters",
         ),
         "latents2pixels": ProcessorDeclaration(
             "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",

@@ -35,14 +35,12 @@ class InstructProcessor:
             raise ConfigError("processor instruct is Qwen-Image-Edit's own", field="processor", stage=stage.name)
         self._renderer: QwenImageEditPromptRenderer = renderer
 
-    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+    def __call__(self, stage_input: StageInput[PoolingParameters]) -> PoolingPrompt:
         """Return the token ids of instruction and negative prompt, with the pictures as the text encoder sees them.
 
         Raises InvalidRequest, RequestTooLarge and DecodersUnavailable for pictures, and ModelError.
         """
         parameters = stage_input.parameters
-        if not isinstance(parameters, PoolingParameters):
-            raise ModelError("instruct makes input for Qwen-Image-Edit's text encoder", field="component")
         pictures = decoded_sources(stage_input)
         sizes = [Size(picture.height, picture.width) for picture in pictures]
         negative = parameters.negative_prompt
@@ -63,14 +61,12 @@ class ScaleProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         pass
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[SourcesParameters]) -> DiffusionPrompt[SourcesParameters]:
         """Return the prompt: ``pictures``, and in ``default_size`` the size of an edit that names none.
 
         Raises InvalidRequest, RequestTooLarge and DecodersUnavailable for pictures, and ModelError.
         """
         parameters = stage_input.parameters
-        if not isinstance(parameters, SourcesParameters):
-            raise ModelError("scale makes input for the encoder of Qwen-Image-Edit's pictures", field="component")
         pictures = decoded_sources(stage_input)
         if not pictures:
             raise ModelError("there are no pictures to edit", field="messages")
@@ -92,15 +88,13 @@ class EditProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         self._embeds, self._sources = input_of(stage, "embeds"), input_of(stage, "source_tokens")
 
-    def __call__(self, stage_input: StageInput) -> DiffusionPrompt:
+    def __call__(self, stage_input: StageInput[EditParameters]) -> DiffusionPrompt[EditParameters]:
         """Return the prompt: embeddings as ``embeds2latents`` does, ``source_tokens`` [S, 64] and ``source_sizes``.
 
         Sides of the result that the job leaves open are those of the payload's ``default_size``. Raises PayloadCorrupt
         naming the key and the field that is missing or wrong, and ModelError.
         """
         parameters = stage_input.parameters
-        if not isinstance(parameters, EditParameters):
-            raise ModelError("edit makes input for Qwen-Image-Edit's denoising", field="component")
         payload = stage_input.upstream[self._sources]
         information = payload.additional_information
         if information is None:

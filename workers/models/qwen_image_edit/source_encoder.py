@@ -50,11 +50,11 @@ class SourceEncoder:
         self._vae = vae
         self.max_batch_cost = 1  # a picture fills the device, so rows take turns
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[Any]) -> Cost:
         """Return a step for each picture. Raises ModelError naming the picture that does not fit."""
         return Cost(1, len(_pictures_of(prompt)), None)
 
-    def begin(self, prompt: DiffusionPrompt) -> SourcesRow:
+    def begin(self, prompt: DiffusionPrompt[Any]) -> SourcesRow:
         """Return the row of a prompt, with no picture encoded."""
         return SourcesRow(_pictures_of(prompt), prompt.values)
 
@@ -76,7 +76,7 @@ class SourceEncoder:
         return pack(self._vae.latents_of_pixels(shades[None])[0])
 
 
-def _pictures_of(prompt: DiffusionPrompt) -> Sequence[torch.Tensor]:
+def _pictures_of(prompt: DiffusionPrompt[Any]) -> Sequence[torch.Tensor]:
     pictures = prompt.tensors.get("pictures")
     if not isinstance(pictures, list) or not pictures:
         raise ModelError("there are no pictures", field="pictures")

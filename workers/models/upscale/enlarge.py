@@ -22,15 +22,12 @@ class EnlargeProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: pictures are decoded in the same way for all networks."""
 
-    def __call__(self, stage_input: StageInput) -> UpscalePrompt:
+    def __call__(self, stage_input: StageInput[UpscaleParameters]) -> UpscalePrompt:
         """Return the prompt of the picture.
 
         Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, ConfigError
-        without a media wall, and ModelError for a job without exactly one picture or for parameters of another kind of
-        stage.
+        without a media wall, and ModelError for a job without exactly one picture.
         """
-        if not isinstance(stage_input.parameters, UpscaleParameters):
-            raise ModelError("enlarge makes input for an upscale stage", field="kind")
         pictures = list(pictures_of(stage_input.request))
         if len(pictures) != 1:
             raise ModelError(f"there are {len(pictures)} pictures to enlarge, not one", field="messages")

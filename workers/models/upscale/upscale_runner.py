@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OutOfMemory
+from omni_jobs.errors import ConfigError, ModelError, OutOfMemory
 from workers.models.upscale.engine_settings import UpscaleEngine
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, SCALE, NetworkName
 from workers.models.upscale.opacity import enlarged
 from workers.models.upscale.tiles import Tile, tiles_of
 from workers.models.upscale.upscale_prompt import UpscalePrompt
-from workers.runners.model_threads import ModelThreads
+from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,63 +26,55 @@ if TYPE_CHECKING:
     from workers.models.upscale.upscaler import Upscaler
 
 
-class UpscaleRunner:
-    """Enlarges pictures with networks of Real-ESRGAN on ncnn. Implements ``Runner``.
+class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
+    """Enlarges pictures with networks of Real-ESRGAN on ncnn.
 
     Pictures are cut into tiles that overlap, so that memory is bounded and no seams show. The tiles of all prompts in
     flight take turns on ``num_workers`` threads, so that a large picture holds no small one up, and each is enlarged
     alone, so that a picture does not depend on the company. ncnn computes without the interpreter's lock: the event
     loop runs on.
-
-    The networks live in the worker's process. Should native code crash, the worker ends and is started again, and the
-    stage runs that it held are tried again like those of any lost worker.
     """
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without a model or with another engine's."""
+        super().__init__(args)
         if args.model is None:
             raise ConfigError("a stage that enlarges pictures needs a model", field="model", stage=args.stage)
-        if not isinstance(args.engine, UpscaleEngine):
-            raise ConfigError("these are not the settings of an upscale engine", field="engine", stage=args.stage)
         self._path = args.model.path
-        self._names = args.engine.networks
-        self._workers = args.engine.num_workers or min(args.max_in_flight, len(os.sched_getaffinity(0)))
-        self._threads = ModelThreads(self._workers, args.stage)
         self._upscalers: Mapping[str, Upscaler] = {}
 
-    async def start(self) -> None:
-        """Load the networks. Raises ConfigError naming the file that is missing or wrong, and OutOfMemory."""
-        self._upscalers = await self._threads.run(self._load)
+    def threads(self) -> int:
+        return self.engine.num_workers or super().threads()
 
-    def _load(self) -> dict[str, Upscaler]:
+    def load(self) -> None:
         from workers.models.upscale.upscaler import Upscaler  # loads ncnn
 
-        return {name: Upscaler(self._path, name) for name in self._names}
+        self._upscalers = {name: Upscaler(self._path, name) for name in self.engine.networks}
 
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    def free(self) -> None:
+        self._upscalers = {}
+
+    async def produce(self, prompt: UpscalePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Return ``pixels`` uint8 [4H, 4W, 3] of a prompt's picture, with progress in tiles.
 
         A prompt with an opacity also has ``opacity`` uint8 [4H, 4W]. The values name the network. A cancelled run ends
         with the tiles that threads have begun, of a second or two, which are dropped.
 
-        Raises ModelError for another kind of prompt, a network that the stage does not list, more than ``MOST_PIXELS``
-        or a picture that breaks the network; OutOfMemory; and EngineDead before the start and once closed.
+        Raises ModelError for a network that the stage does not list, more than ``MOST_PIXELS`` or a picture that breaks
+        the network; OutOfMemory; and EngineDead once closed.
         """
-        if not isinstance(prompt, UpscalePrompt):
-            raise ModelError(f"the upscale runner takes an UpscalePrompt, not {type(prompt).__name__}")
-        if not self._upscalers:
-            raise EngineDead("the upscale runner is not running")
         _check_pixels(prompt.pixels)
         if prompt.opacity is not None and prompt.opacity.shape != prompt.pixels.shape[:2]:
             raise ModelError(f"an opacity {list(prompt.opacity.shape)} is none of these pixels", field="opacity")
-        name = prompt.parameters.network or self._names[0]
+        name = prompt.parameters.network or self.engine.networks[0]
         upscaler = self._upscalers.get(name)
         if upscaler is None:
-            raise ModelError(f"the stage lists no network {name!r}; it lists {', '.join(self._names)}", field="network")
+            listed = ", ".join(self.engine.networks)
+            raise ModelError(f"the stage lists no network {name!r}; it lists {listed}", field="network")
         picture = await self._enlarged(upscaler, name, prompt, progress)
         outputs = {"pixels": picture}
         if prompt.opacity is not None:
-            outputs["opacity"] = await self._threads.run(partial(enlarged, prompt.opacity))
+            outputs["opacity"] = await self.on_thread(partial(enlarged, prompt.opacity))
         return OmniModelRunnerOutput(multimodal_outputs=outputs, values={"network": name})
 
     async def _enlarged(
@@ -99,32 +90,18 @@ class UpscaleRunner:
             nonlocal done
             for tile in left:
                 part = tile.cut(prompt.pixels)
-                enlarged = await self._threads.run(partial(upscaler.enlarge, part, faithful=prompt.parameters.faithful))
+                enlarged = await self.on_thread(partial(upscaler.enlarge, part, faithful=prompt.parameters.faithful))
                 tile.put(enlarged, picture)
                 done += 1
                 progress(Progress(done, len(tiles), "tiles"))
 
-        at_once = [asyncio.create_task(enlarge(left)) for _ in range(min(self._workers, len(tiles)))]
+        at_once = [asyncio.create_task(enlarge(left)) for _ in range(min(self.threads(), len(tiles)))]
         try:
             await asyncio.gather(*at_once)
         finally:
             for task in at_once:
                 task.cancel()
         return picture
-
-    async def close(self) -> None:
-        """End the threads once the tiles in them are done, and free the networks."""
-        self._upscalers = {}
-        await self._threads.close()
-
-    @property
-    def healthy(self) -> bool:
-        return bool(self._upscalers)
-
-    @property
-    def computing(self) -> Collection[int]:
-        """The stage runs for which threads compute now."""
-        return self._threads.computing
 
 
 def _check_pixels(pixels: NDArray[Any]) -> None:

@@ -1,6 +1,7 @@
 """``ListenProcessor``: the recordings in a job's messages become a Whisper stage's prompt."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.pipelines.stage_config import StageConfig
@@ -19,22 +20,19 @@ class ListenProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: recordings are decoded in the same way for all models."""
 
-    def __call__(self, stage_input: StageInput) -> WhisperPrompt:
+    def __call__(self, stage_input: StageInput[WhisperParameters]) -> WhisperPrompt:
         """Return the prompt, its recordings in the order of the messages.
 
         Raises InvalidRequest or RequestTooLarge naming the recording that does not decode, DecodersUnavailable,
-        ConfigError without a media wall, and ModelError for a job without recordings or for parameters of another kind
-        of stage.
+        ConfigError without a media wall, and ModelError for a job without recordings.
         """
-        if not isinstance(stage_input.parameters, WhisperParameters):
-            raise ModelError("listen makes input for a Whisper stage", field="kind")
         recordings = tuple(_recordings(stage_input))
         if not recordings:
             raise ModelError("there is no recording to listen to", field="messages")
         return WhisperPrompt(recordings, stage_input.parameters, stage_input.seed)
 
 
-def _recordings(stage_input: StageInput) -> Iterator[Recording]:
+def _recordings(stage_input: StageInput[Any]) -> Iterator[Recording]:
     for position, message in enumerate(stage_input.request["messages"]):
         content = message["content"]
         for place, part in enumerate(content if isinstance(content, list) else ()):
@@ -42,7 +40,7 @@ def _recordings(stage_input: StageInput) -> Iterator[Recording]:
                 yield _decoded(stage_input, part["media"], f"messages.{position}.content.{place}")
 
 
-def _decoded(stage_input: StageInput, number: int, field: str) -> Recording:
+def _decoded(stage_input: StageInput[Any], number: int, field: str) -> Recording:
     if stage_input.wall is None:
         raise ConfigError("a stage without a media wall takes no media", field=field)
     try:

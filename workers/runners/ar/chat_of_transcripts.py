@@ -8,6 +8,7 @@ from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.runners.ar.chat_processor import ChatProcessor
+from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -32,7 +33,7 @@ class ChatOfTranscripts:
         self._renderer = load_renderer(model.family, model.path)
         self._upstream = next(name for name, flow in stage.inputs.items() if flow == "text")
 
-    def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTextPrompt | OmniTokensPrompt:
         """Return the prompt of ``chat`` for the job's messages with the payload's transcripts in them.
 
         The payload has a tensor ``text`` U8 [bytes] and, unless it is the transcript of the only recording, a value

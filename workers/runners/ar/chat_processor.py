@@ -28,17 +28,15 @@ class ChatProcessor:
             raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
         self._renderer = load_renderer(model.family, model.path)
 
-    def __call__(self, stage_input: StageInput) -> OmniTextPrompt | OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTextPrompt | OmniTokensPrompt:
         """Return the request's embeddings, token ids if the renderer makes them, or rendered text with decoded media.
 
         Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
-        ConfigError for media without a wall, PayloadError or ModelError for embeddings that do not decode or do not
-        fit the model, and ModelError for parameters of another kind of stage.
+        ConfigError for media without a wall, and PayloadError or ModelError for embeddings that do not decode or do not
+        fit the model.
         """
-        if not isinstance(stage_input.parameters, ArParameters):
-            raise ModelError("chat makes input for an AR stage", field="kind")
         if "prompt_embeds" in stage_input.request:
-            return self._embedded(stage_input, stage_input.parameters)
+            return self._embedded(stage_input)
         token_ids = self._renderer.encode(stage_input.request)
         if token_ids is not None:
             return OmniTokensPrompt(
@@ -59,7 +57,7 @@ class ChatProcessor:
             capture=stage_input.capture,
         )
 
-    def _decoded(self, stage_input: StageInput, kind: str, number: int, field: str) -> Any:
+    def _decoded(self, stage_input: StageInput[ArParameters], kind: str, number: int, field: str) -> Any:
         if stage_input.wall is None:
             raise ConfigError("a stage without a media wall takes no media", field=field)
         data = stage_input.media[number]
@@ -71,7 +69,7 @@ class ChatProcessor:
             error.field = field
             raise
 
-    def _embedded(self, stage_input: StageInput, parameters: ArParameters) -> OmniTokensPrompt:
+    def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
         embeds = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data))).embeds
         if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
@@ -81,7 +79,7 @@ class ChatProcessor:
         return OmniTokensPrompt(
             prompt_token_ids=(),
             additional_information={},
-            parameters=parameters,
+            parameters=stage_input.parameters,
             seed=stage_input.seed,
             capture=stage_input.capture,
             prompt_embeds=to_torch(embeds),

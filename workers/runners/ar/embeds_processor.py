@@ -23,10 +23,8 @@ class EmbedsProcessor:
         self._upstream = next(name for name, flow in stage.inputs.items() if flow == "embeds")
         self._hidden_size = load_renderer(model.family, model.path).hidden_size
 
-    def __call__(self, stage_input: StageInput) -> OmniTokensPrompt:
-        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width."""
-        if not isinstance(stage_input.parameters, ArParameters):
-            raise ModelError("embeds makes input for an AR stage", field="kind")
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
+        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width or NaN."""
         payload = stage_input.upstream[self._upstream].prompt_embeds
         if payload is None:
             raise PayloadCorrupt("missing", field="prompt_embeds", stage=self._upstream)

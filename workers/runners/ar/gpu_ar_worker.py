@@ -14,6 +14,7 @@ import torch
 
 from omni_jobs.errors import ModelError, OmniJobsError
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
+from workers.runners.model_failure import model_failure
 from workers.runners.spool import SpoolFiles
 from workers.vllm_hooks.worker import HookedWorker
 
@@ -87,4 +88,6 @@ def _error_of(action: Callable[[], None]) -> ErrorJSON:
             action()
     except OmniJobsError as error:
         return error.to_dict()
+    except BaseException as error:  # noqa: BLE001 it would fail the other requests of the call, or end the engine
+        return model_failure(error).to_dict()
     return None

@@ -169,7 +169,7 @@ class _Entry:
     def __init__(
         self,
         runner: DiffusionRunner,
-        prompt: DiffusionPrompt,
+        prompt: DiffusionPrompt[Any],
         cost: Cost,
         progress: ProgressSink,
         snapshots: Snapshots | None,

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.contained import escaped
-from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import (
     Cost,
     DiffusionModel,
@@ -34,6 +31,7 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
+from workers.runners.model_failure import model_failure
 from workers.runners.runner import Snapshots
 from workers.stages.types import OmniModelRunnerOutput, Snapshot, convert_tensors
 
@@ -46,7 +44,7 @@ class RowCaller(Protocol):
     """The one who waits for a row's output. The thread that runs the model calls it."""
 
     @property
-    def prompt(self) -> DiffusionPrompt:
+    def prompt(self) -> DiffusionPrompt[Any]:
         """The prompt, which the model's ``check`` has accepted."""
 
     @property
@@ -315,16 +313,7 @@ def _runner_output(output: RowOutput) -> OmniModelRunnerOutput:
 
 def _stage_error(error: BaseException) -> StageError:
     """Return the error of the rows that ran. Raises EngineDead when the device failed, on which no row can run."""
-    if isinstance(error, EngineDead):
-        raise error
-    if isinstance(error, StageError):
-        return error.with_traceback(None)
-    if not isinstance(error, Exception):
-        return escaped(error)
-    if lacks_memory(error):
-        return OutOfMemory(f"no memory for this step: {error}")
-    if isinstance(error, torch.AcceleratorError):
-        raise EngineDead(f"the device failed: {error}") from error
-    # As text, because a log record may be kept, and the traceback holds the step's tensors.
-    logger.warning("the model failed:\n%s", "".join(traceback.format_exception(error)))
-    return ModelError(f"the model failed: {error if isinstance(error, RuntimeError) else repr(error)}")
+    failure = model_failure(error)
+    if isinstance(failure, EngineDead):
+        raise failure from error
+    return failure

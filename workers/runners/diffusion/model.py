@@ -48,7 +48,7 @@ class Cost:
 
     def __post_init__(self) -> None:
         """Raise ModelError for what no step could be made of."""
-        if self.units < 1 or self.steps < 1:
+        if type(self.units) is not int or type(self.steps) is not int or self.units < 1 or self.steps < 1:
             raise ModelError(f"a row of {self.units} units and {self.steps} steps", field="cost")
 
 
@@ -75,10 +75,10 @@ class DiffusionModel(Protocol):
     """The units of a step that are best on its device, where the stage config does not say: with fewer a step would
     hardly end earlier, with more it would only take longer."""
 
-    def check(self, prompt: DiffusionPrompt) -> Cost:
+    def check(self, prompt: DiffusionPrompt[Any]) -> Cost:
         """Return what the prompt takes. Raises ModelError naming the field that the model cannot take."""
 
-    def begin(self, prompt: DiffusionPrompt) -> DiffusionRow:
+    def begin(self, prompt: DiffusionPrompt[Any]) -> DiffusionRow:
         """Return the row of a prompt that ``check`` accepted; no step is taken yet. Its noise comes of the seed."""
 
     def step(self, rows: Sequence[Any]) -> None:
@@ -105,7 +105,7 @@ class ResumableModel(DiffusionModel, Protocol):
         come of the prompt.
         """
 
-    def resume(self, prompt: DiffusionPrompt, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> Any:
+    def resume(self, prompt: DiffusionPrompt[Any], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> Any:
         """Return the row that ``save`` saw, for an equal prompt that ``check`` accepted.
 
         Raises ModelError naming the tensor or value that is missing, of another shape or dtype, not finite, or of

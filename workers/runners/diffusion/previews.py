@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.runners.diffusion.lack_of_memory import lacks_memory
 from workers.runners.diffusion.model import DiffusionRow, PreviewingModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.lack_of_memory import lacks_memory
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ LONGEST_SIDE = 128
 
 class _Viewer(Protocol):
     @property
-    def prompt(self) -> DiffusionPrompt: ...
+    def prompt(self) -> DiffusionPrompt[Any]: ...
 
     def show(self, picture: torch.Tensor) -> None: ...
 

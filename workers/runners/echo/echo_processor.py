@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.echo.parameters import EchoParameters
 from workers.runners.echo.prompt import EchoPrompt
@@ -16,10 +15,8 @@ class EchoProcessor:
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Do nothing: an echo stage has no checkpoint to read."""
 
-    def __call__(self, stage_input: StageInput) -> EchoPrompt:
-        """Return the prompt. Raises ModelError for parameters of another kind of stage."""
-        if not isinstance(stage_input.parameters, EchoParameters):
-            raise ModelError("an echo stage has echo parameters", field="parameters")
+    def __call__(self, stage_input: StageInput[EchoParameters]) -> EchoPrompt:
+        """Return the prompt."""
         return EchoPrompt(
             text=_last_user_text(stage_input.request.get("messages", ())),
             upstream_bytes=sum(payload.tensor_bytes for payload in stage_input.upstream.values()),

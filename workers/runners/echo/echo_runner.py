@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import EngineDead, ModelError
+from omni_jobs.pipelines.engine_settings import EngineSettings
 from workers.runners.echo.prompt import EchoPrompt
+from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
-from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,35 +23,22 @@ _BLOCK_BYTES = 1 << 13
 _IN_THREAD_BYTES = 1 << 20  # fewer are made faster than a thread is called
 
 
-class EchoRunner:
-    """Echoes prompts, any number at once, for stages without a model. Implements ``Runner``."""
+class EchoRunner(InProcessRunner[EchoPrompt, EngineSettings]):
+    """Echoes prompts, any number at once, for stages without a model."""
 
-    def __init__(self, args: OmniEngineArgs) -> None:
-        """There is nothing to configure."""
-        self._stage = args.stage
-        self._closed = False
-
-    async def start(self) -> None:
-        """Do nothing: there is no model."""
-
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def produce(self, prompt: EchoPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Wait for the prompt's ``delay_s`` seconds with progress in ms, then return an output with the prompt's text.
 
         Its ``values`` are the first 1000 characters as ``text``, and ``upstream_bytes``. If ``prompt.capture`` is set,
-        it has a tensor ``bytes`` too: uint8 [``payload_bytes``], pseudo-random from the prompt's seed. Raises
-        ModelError for a prompt that is no EchoPrompt, and EngineDead once closed.
+        it has a tensor ``bytes`` too: uint8 [``payload_bytes``], pseudo-random from the prompt's seed.
         """
-        if not isinstance(prompt, EchoPrompt):
-            raise ModelError(f"the echo runner takes an EchoPrompt, not {type(prompt).__name__}")
-        if self._closed:
-            raise EngineDead("the runner is closed", stage=self._stage)
         if prompt.parameters.delay_s:
             await self._wait(prompt.parameters.delay_s, progress)
         outputs = {}
         if prompt.capture:
             size = prompt.parameters.payload_bytes
             outputs["bytes"] = (
-                await asyncio.to_thread(_bytes, prompt.seed, size)
+                await self.on_thread(lambda: _bytes(prompt.seed, size))
                 if size > _IN_THREAD_BYTES
                 else _bytes(prompt.seed, size)
             )
@@ -61,22 +48,12 @@ class EchoRunner:
             values={"text": prompt.text[:_TEXT_CHARACTERS], "upstream_bytes": prompt.upstream_bytes},
         )
 
-    async def close(self) -> None:
-        """End the runs that wait with EngineDead."""
-        self._closed = True
-
-    @property
-    def healthy(self) -> bool:
-        return not self._closed
-
     async def _wait(self, delay_s: float, progress: ProgressSink) -> None:
         total = round(delay_s * 1000)
         started = time.monotonic()
         while (left := delay_s - (time.monotonic() - started)) > 0:
             progress(Progress(done=round((delay_s - left) * 1000), total=total, unit="ms"))
             await asyncio.sleep(min(left, _TICK_S))
-            if self._closed:
-                raise EngineDead("the runner was closed", stage=self._stage)
 
 
 def _bytes(seed: int, size: int) -> NDArray[Any]:

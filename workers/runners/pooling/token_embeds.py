@@ -25,15 +25,13 @@ class TokenEmbedsProcessor:
         self._stage = stage.name
         self._renderer = load_renderer(model.family, model.path)
 
-    def __call__(self, stage_input: StageInput) -> PoolingPrompt:
+    def __call__(self, stage_input: StageInput[PoolingParameters]) -> PoolingPrompt:
         """Return the token ids of both prompts.
 
         Raises InvalidRequest for a text that the tokenizer would read as the template's own markup, and ModelError for
-        parameters of another kind of stage and for a request of embeddings.
+        a request of embeddings.
         """
         parameters = stage_input.parameters
-        if not isinstance(parameters, PoolingParameters):
-            raise ModelError("token_embeds makes input for a pooling stage", field="kind")
         if "prompt_embeds" in stage_input.request:
             raise ModelError("a pooling stage makes embeddings, and takes none", field="prompt_embeds")
         negative = parameters.negative_prompt

@@ -20,7 +20,7 @@ class RemoteChatProcessor:
         del model
         self._parts = StageParts(stage, "chat", "responses")
 
-    def __call__(self, stage_input: StageInput) -> RemotePrompt:
+    def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt. Raises InvalidRequest naming a parameter or medium, ModelError for embeddings."""
         if "messages" not in stage_input.request:
             raise ModelError("a remote server takes messages", field="messages")
@@ -38,7 +38,7 @@ class RemoteChatProcessor:
         )
 
 
-def _message(stage_input: StageInput, message: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _message(stage_input: StageInput[Any], message: Mapping[str, Any], field: str) -> dict[str, Any]:
     content = message["content"]
     if not isinstance(content, str):
         content = [
@@ -48,7 +48,7 @@ def _message(stage_input: StageInput, message: Mapping[str, Any], field: str) ->
     return {"role": message["role"], "content": content}
 
 
-def _part(stage_input: StageInput, part: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _part(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) -> dict[str, Any]:
     file = medium(stage_input, part, field)
     data = base64.b64encode(file.data).decode()
     if part["type"] == "audio":

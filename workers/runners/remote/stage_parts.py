@@ -32,7 +32,7 @@ class StageParts:
         self.engine = engine
         self._stage = stage.name
 
-    def parameters(self, stage_input: StageInput) -> StageParameters:
+    def parameters(self, stage_input: StageInput[Any]) -> StageParameters:
         """Return a job's parameters as those of the endpoint. Raises InvalidRequest for one of another endpoint."""
         wanted, given = self.engine.parameters_type, stage_input.parameters
         if type(given) is wanted:
@@ -45,17 +45,17 @@ class StageParts:
             raise InvalidRequest(first["msg"], field=field, stage=self._stage) from None
 
 
-def media_of(stage_input: StageInput, *kinds: MediaKind) -> list[RemoteFile]:
+def media_of(stage_input: StageInput[Any], *kinds: MediaKind) -> list[RemoteFile]:
     """Return the media of these kinds in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
     return [medium(stage_input, part, field) for field, part in _parts(stage_input, kinds)]
 
 
-def number_of(stage_input: StageInput, kind: MediaKind) -> int:
+def number_of(stage_input: StageInput[Any], kind: MediaKind) -> int:
     """Return the number, among the job's media, of its first medium of a kind, which there must be."""
     return int(next(part["media"] for _, part in _parts(stage_input, (kind,))))
 
 
-def _parts(stage_input: StageInput, kinds: Collection[MediaKind]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parts(stage_input: StageInput[Any], kinds: Collection[MediaKind]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of a job's messages that are of these kinds, with their places in the request."""
     for position, message in enumerate(stage_input.request.get("messages", ())):
         for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
@@ -63,7 +63,7 @@ def _parts(stage_input: StageInput, kinds: Collection[MediaKind]) -> Iterator[tu
                 yield f"messages.{position}.content.{place}", part
 
 
-def medium(stage_input: StageInput, part: Mapping[str, Any], field: str) -> RemoteFile:
+def medium(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) -> RemoteFile:
     """Return the medium that a part of a message names. Raises InvalidRequest for bytes of no known format."""
     kind: MediaKind = part["type"]
     data = bytes(stage_input.media[part["media"]])
@@ -73,7 +73,7 @@ def medium(stage_input: StageInput, part: Mapping[str, Any], field: str) -> Remo
     return RemoteFile(f"{kind}.{found}", media_type(kind, found), data)
 
 
-def upstream_texts(stage_input: StageInput) -> list[str]:
+def upstream_texts(stage_input: StageInput[Any]) -> list[str]:
     """Return the texts of earlier stages, of their flow ``text``. Raises ModelError for one that is no text."""
     texts = []
     for stage, payload in stage_input.upstream.items():

@@ -23,7 +23,7 @@ class RemoteTextProcessor:
         del model
         self._parts = StageParts(stage, "chat", "responses", "speech", "images", "videos")
 
-    def __call__(self, stage_input: StageInput) -> RemotePrompt:
+    def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt. Raises ModelError for no text, InvalidRequest naming a parameter or a picture."""
         texts = upstream_texts(stage_input) or [_last_user_text(stage_input.request.get("messages", ()))]
         text = "\n\n".join(texts)

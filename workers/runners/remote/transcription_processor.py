@@ -2,6 +2,7 @@
 
 import io
 import wave
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class RemoteTranscriptionProcessor:
         del model
         self._parts = StageParts(stage, "transcriptions")
 
-    def __call__(self, stage_input: StageInput) -> RemotePrompt:
+    def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt. Raises ModelError unless there is one sound, InvalidRequest naming a parameter or sound.
 
         A job's sound is sent as it came; a waveform as a WAV of 16 bits.

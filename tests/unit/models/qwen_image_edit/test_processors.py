@@ -10,7 +10,6 @@ from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from omni_jobs.pipelines.flows import flow
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
 from tests.unit.models.qwen_image.test_processors import ROWS, stage_input
 from tests.unit.models.qwen_image.test_processors import payload as payload_of_embeds
@@ -87,8 +86,6 @@ def test_a_stage_without_pictures_wall_or_model_says_so(pipeline: Pipeline) -> N
     with pytest.raises(ModelError) as refused:
         scale(stage_input({}, SourcesParameters()))
     assert refused.value.field == "messages"
-    with pytest.raises(ModelError):
-        scale(stage_input({}, StageParameters()))
     content = [{"type": "image", "media": 0}]
     without_wall = stage_input({}, SourcesParameters())._replace(
         request={"messages": [{"role": "user", "content": content}]}, media=(b"",)
