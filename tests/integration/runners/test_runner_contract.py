@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-import pytest
-from safetensors.torch import load_file
 
 from omni_jobs.pipelines.declarations import RUNNERS
 from omni_jobs.pipelines.plugins import names
@@ -28,10 +24,8 @@ from tests.integration.runners.test_upscale import prompt as picture_prompt
 from tests.integration.runners.test_upscale import scene
 from tests.integration.runners.test_whisper import args as whisper_args
 from tests.integration.runners.test_whisper import packaged_model
-from tests.oracles.tinted import EXAMPLE, build_checkpoint
-from tests.oracles.unruly import CONTEXT, RAISES, raise_from_now_on, raising
-from tests.oracles.unruly import installed as unruly_family
-from tests.processes import named, one_process_an_engine
+from tests.oracles import ar
+from tests.processes import one_process_an_engine
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
 from tests.runner_contract import LATE_S, Subject, check
@@ -43,10 +37,8 @@ from workers.models.upscale.upscale_runner import UpscaleRunner
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import Recording, WhisperPrompt
 from workers.models.whisper.whisper_runner import WhisperRunner
-from workers.runners.ar.ar_runner import ARRunner
-from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.ar.prompts import OmniTextPrompt
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
@@ -58,7 +50,6 @@ from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
-ROOT = Path(__file__).parents[3]
 COVERED = {"ar", "diffusion", "echo", "hibari", "pooling", "remote", "upscale", "whisper"}
 
 
@@ -105,39 +96,6 @@ def kill_engine(runner: Any) -> None:
     os.kill(runner.pid, signal.SIGKILL)
 
 
-@contextmanager
-def stopped_vllm(runner: Any) -> Iterator[None]:
-    """The processes of vLLM's engine are stopped."""
-    processes = named(os.getpid(), b"EngineCore")
-    assert processes
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
-
-
-@pytest.fixture(scope="module")
-def unruly_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("unruly"))
-
-
-@pytest.fixture
-def unruly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory whose files say what the model's code raises; its family is installed."""
-    paths = [str(unruly_family(tmp_path / "site")), str(EXAMPLE)]
-    for path in paths:
-        monkeypatch.syspath_prepend(path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*paths, str(ROOT)]))  # of the engine's processes
-    monkeypatch.setenv(RAISES, str(tmp_path))
-    with one_process_an_engine():
-        yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tinted"]:
-        del sys.modules[name]
-
-
 def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
     return EchoPrompt(text, 0, EchoParameters.model_validate(parameters), 1, True)
 
@@ -175,68 +133,50 @@ async def test_diffusion(tiny_checkpoint: Path, tmp_path: Path) -> None:
     )
 
 
-async def test_ar(unruly_checkpoint: Path, unruly: Path) -> None:
-    tints = load_file(unruly_checkpoint / "tints" / "tints.safetensors")
-    information = {"tint": tints["warm"], "drift": tints["drift"]}
-    engine = {
-        "dtype": "float32",
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 64 << 20,
-        "max_num_seqs": 4,
-        "max_model_len": 4096,
-    }
-    model = OmniModelConfig(unruly_checkpoint, "unruly", None)
-    args = OmniEngineArgs("answer", model, "cpu", None, 4, ArEngine.model_validate(engine), spool_dir=unruly)
-
-    def prompt(length: int, tokens: int) -> OmniTokensPrompt:
+async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def prompt(text: str, tokens: int) -> OmniTextPrompt:
         parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
-        token_ids = [n * 7 % 250 for n in range(length)]
-        return OmniTokensPrompt(token_ids, information, parameters=parameters, seed=1, capture=True)
+        return OmniTextPrompt(text, {}, parameters, seed=1, capture=False)
 
-    def escape(place: str) -> Any:
-        return lambda runner, error: raising(unruly, place, error)
-
-    await check(
-        Subject(
-            lambda: ARRunner(args),
-            lambda number: prompt(5 + number, 8),
-            prompt(5, 4000),
-            echo(),
-            exact=False,
-            hang=stopped_vllm,
-            escapes=[escape("load_information"), escape("named_outputs")],
-            die=lambda runner: raise_from_now_on(unruly, "forward", SystemExit),
+    with one_process_an_engine():
+        await check(
+            Subject(
+                lambda: ar.runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=4096, max_num_seqs=4),
+                lambda number: prompt("word " * (1 + number), 8),
+                prompt("word", 2000),
+                echo(),
+            )
         )
-    )
 
 
-async def test_pooling(unruly_checkpoint: Path, unruly: Path) -> None:
+async def test_pooling(tiny_causal_lm: Path) -> None:
+    context = 16_384  # a prompt of this length takes the tiny model some seconds
     engine = {
         "dtype": "float32",
         "enforce_eager": True,
         "kv_cache_memory_bytes": 32 << 20,
         "max_num_seqs": 4,
-        "max_model_len": CONTEXT,  # a prompt of this length takes the tiny model some seconds
-        "max_num_batched_tokens": CONTEXT,
+        "max_model_len": context,
+        "max_num_batched_tokens": context,
+        "hf_overrides": {"max_position_embeddings": context},
     }
-    model = OmniModelConfig(unruly_checkpoint, "unruly", "encoder")
+    model = OmniModelConfig(tiny_causal_lm, "causal_lm", "encoder")
     args = OmniEngineArgs("encode", model, "cpu", None, 4, PoolingEngine.model_validate(engine))
 
     def prompt(tokens: int) -> PoolingPrompt:
         token_ids = [n * 7 % 250 for n in range(tokens)]
         return PoolingPrompt(token_ids, PoolingParameters(), 0, negative_token_ids=token_ids[::-1])
 
-    await check(
-        Subject(
-            lambda: PoolingRunner(args),
-            lambda number: prompt(5 + number),
-            prompt(CONTEXT),
-            echo(),
-            exact=False,
-            hang=stopped_vllm,
-            die=lambda runner: raise_from_now_on(unruly, "forward", KeyboardInterrupt),
+    with one_process_an_engine():
+        await check(
+            Subject(
+                lambda: PoolingRunner(args),
+                lambda number: prompt(5 + number),
+                prompt(context),
+                echo(),
+                exact=False,
+            )
         )
-    )
 
 
 async def test_whisper() -> None:
