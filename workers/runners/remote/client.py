@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -193,10 +194,13 @@ class RemoteClient:
         A server may send any number of heads before the one that counts, of which nobody else tells.
         """
 
+        # The answer has this trace, and the limit has its task, whose error would keep the answer alive.
+        weak = weakref.ref(head)
+
         async def trace(event: str, info: Any) -> None:
             del info
-            if event.endswith("receive_response_headers.started"):
-                head.reschedule(asyncio.get_running_loop().time() + self._engine.silence_s)
+            if event.endswith("receive_response_headers.started") and (limit := weak()) is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + self._engine.silence_s)
 
         return trace
 

@@ -122,6 +122,8 @@ class RemoteRunner:
             if not self._open and caller is not None and not caller.cancelling():
                 raise EngineDead("the runner was closed", stage=self._stage) from None
             raise
+        finally:
+            del task, caller  # which have the error, whose traceback has this frame, and with it all of the answer
 
     async def _run(self, prompt: RemotePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         patience = Patience(self._engine, self._recovery, progress)

@@ -64,7 +64,10 @@ async def _answered(prompt: RemotePrompt, parameters: TranscriptionParameters, c
             if refusal is not None and _is_of_form(refusal) and form.get("response_format") == _TEXT_ALONE:
                 call.client.tells_times = False
             return said
-    raise refusal or ModelError("the server was not asked")
+    try:
+        raise refusal or ModelError("the server was not asked")
+    finally:
+        del refusal  # whose traceback has this frame
 
 
 def _forms(prompt: RemotePrompt, parameters: TranscriptionParameters, call: Call) -> Iterator[dict[str, Any]]:

@@ -1,14 +1,17 @@
 """What a good server never says: each is one job's error, of bounded size, and the worker lives."""
 
 import asyncio
+import gc
 import gzip
 import tracemalloc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
-from omni_jobs.errors import ModelError, RemoteUnavailable
+from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from tests.remote_stages import KEY, Recorded, prompt, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -21,6 +24,7 @@ from tests.services.openai_server import (
     json_answer,
     piece,
 )
+from workers.runners.remote.prompt import RemoteFile
 
 CHAT = "POST /v1/chat/completions"
 MOST = 1 << 20
@@ -220,6 +224,37 @@ async def test_memory_is_bounded(openai_server: OpenAIServer) -> None:
             tracemalloc.stop()
     assert {type(end) for end in ends} == {ModelError}
     assert most < 16 * 4 * MOST
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "answer"),
+    [
+        ("chat", FINAL["html"][0]),
+        ("chat", FINAL["deep"][0]),
+        ("chat", LOST["internal error"][0]),
+        ("transcriptions", json_answer({"text": 7})),
+        ("transcriptions", Answer(b"<html>", 400)),
+    ],
+)
+async def test_an_error_keeps_nothing_of_its_answer(openai_server: OpenAIServer, endpoint: str, answer: Reply) -> None:
+    """Without the collector: an error that is in a cycle keeps the frames, and the answers, that it came out of."""
+
+    async def failed() -> Callable[[], object]:
+        try:
+            await runner.run(prompt(endpoint, files=[RemoteFile("a.wav", "audio/wav", b"")]), Recorded())
+        except OmniJobsError as error:
+            return weakref.ref(error)
+        raise AssertionError("it is answered")
+
+    openai_server.answers |= {CHAT: [answer], "POST /v1/audio/transcriptions": [answer]}
+    async with remote_runner(openai_server.url, endpoint) as runner:
+        gc.disable()
+        try:
+            error = await failed()
+            await asyncio.sleep(0)  # the callbacks of its task run
+            assert error() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
