@@ -147,6 +147,10 @@ RETURNING id
 -- name: weights_and_limits
 SELECT name, weight, limits FROM tenants WHERE name = {names}
 
+-- Waits for who deletes or changes them, and then they stay until the transaction's end.
+-- name: keep_tenants
+{weights_and_limits} FOR KEY SHARE
+
 -- name: lock_turns
 SELECT turns.pipeline, turns.tenant,
        greatest(turns.high, quota.high), greatest(turns.normal, quota.normal), greatest(turns.low, quota.low)

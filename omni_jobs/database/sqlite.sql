@@ -132,6 +132,9 @@ RETURNING id
 -- name: weights_and_limits
 SELECT name, weight, limits FROM tenants WHERE name {names}
 
+-- name: keep_tenants
+{weights_and_limits}
+
 -- name: lock_turns
 SELECT turns.pipeline, turns.tenant,
        max(turns.high, coalesce(quota.high, 0)),

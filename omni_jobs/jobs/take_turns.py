@@ -34,11 +34,13 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
         statement("lock_turns"),
         {"ids": listed({pipeline for pipeline, _ in wanted}), "keys": listed({tenant for _, tenant in wanted})},
     )
-    tenants = (statement("weights_and_limits"), {"ids": listed({wish.tenant for wish in wishes})})
+    names = {"ids": listed({wish.tenant for wish in wishes})}
+    tenants, keep_tenants = ((statement(name), names) for name in ("weights_and_limits", "keep_tenants"))
     last, tenant_rows, [(at,)] = execute_pipelined(tx, [lock, tenants, (statement("time"), {})])
     if not {(row[0], row[1]) for row in last}.issuperset(wanted):
         _INSERT_TURNS.run(tx, wanted)
-        [last] = execute_pipelined(tx, [lock])
+        # Who deletes a tenant locks its turns, and these were not there to be locked.
+        last, tenant_rows = execute_pipelined(tx, [lock, keep_tenants])
     lines = {(pipeline, tenant): Lines(*turns) for pipeline, tenant, *turns in last}
     weight_of: dict[str, float] = {name: weight for name, weight, _ in tenant_rows}
     limited = {name for name, _, limits in tenant_rows if running_limit(limits) is not None}

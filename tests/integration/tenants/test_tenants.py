@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,13 +11,16 @@ import pytest
 from sqlalchemy import text
 
 from omni_jobs.database.database import Database
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError
-from omni_jobs.jobs import Jobs
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError, Unauthenticated
+from omni_jobs.jobs import Jobs, SubmitResult, submit
+from omni_jobs.tenants import tenant_store
 from omni_jobs.tenants.caller import Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
 from omni_jobs.tenants.limits import Limits
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.job_steps import new_job
+
+WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -113,6 +116,32 @@ def test_a_tenant_with_unfinished_jobs_stays(database: Database, tenants: Tenant
     tenants.delete("acme")
     assert keys.find(digest(key.key))[0] is None
     assert jobs.get(job.job_id).tenant == "acme"
+
+
+def test_a_first_submit_that_goes_on_is_waited_for(database: Database, tenants: Tenants) -> None:
+    """So the tenant stays: it has an unfinished job then."""
+    tenants.create("acme")
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as tx:
+            (submitted,) = submit.submit(tx, [submit.prepare(new_job(tenant="acme"))], only_known_tenants=True)
+            assert isinstance(submitted, SubmitResult)
+            deleted = pool.submit(tenants.delete, "acme")
+            wait([deleted], 1.0)
+        with pytest.raises(Conflict, match="1 unfinished jobs"):
+            deleted.result(WAIT_S)
+    assert tenants.limits("acme") is not None
+
+
+def test_a_first_submit_waits_for_who_deletes_its_tenant(database: Database, tenants: Tenants) -> None:
+    jobs = Jobs(database, only_known_tenants=True)
+    tenants.create("acme")
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as tx:
+            tenant_store._delete(tx, "acme")
+            submitted = pool.submit(jobs.submit, new_job(tenant="acme"))
+            wait([submitted], 1.0)
+        with pytest.raises(Unauthenticated):
+            submitted.result(WAIT_S)
 
 
 def at_once(*calls: Any) -> list[Any]:
