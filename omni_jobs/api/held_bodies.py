@@ -71,10 +71,16 @@ class Body:
         self.content_length = content_length
         self._held = 0
         self._waited_s = 0.0
+        self._waits_since: float | None = None
         self._is_complete = False
         self._until_answered = ExitStack()
         self.received = 0
         self.is_streamed = False
+
+    @property
+    def waited_s(self) -> float:
+        """For how many seconds the server has waited for the body's bytes."""
+        return self._waited_s + (0.0 if self._waits_since is None else time.monotonic() - self._waits_since)
 
     async def receive(self) -> Message:
         """Return ASGI's next message, with a part of the body; ``hold`` it unless the body ``is_streamed``.
@@ -98,7 +104,7 @@ class Body:
         """Wait for the next message within the limits. Raises TooSlow."""
         settings = self._settings
         left_s = settings.body_limit_s * (1 + self.received // settings.max_body_bytes) - self._waited_s
-        began = time.monotonic()
+        self._waits_since = time.monotonic()
         try:
             async with asyncio.timeout(min(left_s, settings.silence_limit_s)):
                 message = await self._receive()
@@ -107,7 +113,9 @@ class Body:
             if left_s <= settings.silence_limit_s:
                 raise TooSlow(f"the body took longer than {settings.body_limit_s:g} s", field="body") from None
             raise TooSlow(f"nothing of the body came for {settings.silence_limit_s:g} s", field="body") from None
-        self._waited_s += time.monotonic() - began
+        finally:
+            self._waited_s = self.waited_s
+            self._waits_since = None
         return message
 
     async def _make_way(self) -> None:

@@ -8,9 +8,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from omni_jobs.api.client_network import client_network
+from omni_jobs.api.places import Connection, holder_of
 from omni_jobs.api.services import Services
 from omni_jobs.api.session_cookie import session_of
-from omni_jobs.errors import MissingScope
+from omni_jobs.errors import MissingScope, ServerBusy
 from omni_jobs.tenants.caller import Caller, Scope
 
 
@@ -23,10 +25,19 @@ class Needs:
         self.takes_session = takes_session
 
     async def __call__(self, request: Request) -> Caller:
-        """Return the caller. Raises MissingScope, and what ``Callers.of`` raises."""
+        """Return the caller, and note its tenant as that of the connection unless it sees all tenants.
+
+        Raises MissingScope, ServerBusy if only a slow request of the same tenant had to end for this one, and what
+        ``Callers.of`` raises.
+        """
         services: Services = request.app.state.services
         session_id = session_of(request, services.transport) if self.takes_session else None
-        caller = await services.callers.of(request.headers, session_id, request.client.host if request.client else "")
+        caller = await services.callers.of(request.headers, session_id, client_network(request))
+        connection: Connection | None = request.scope["state"].get("connection")
+        if connection is not None and not caller.sees_all:
+            connection.tenant = caller.tenant
+            if connection.in_place_of == holder_of(caller.tenant):
+                raise ServerBusy("the server is full, and many requests of this tenant are slow")
         if not caller.may(self.scope):
             raise MissingScope(f"this needs a key with the scope {self.scope}")
         return caller

@@ -1,8 +1,8 @@
 """``BoundedProtocol``: a connection of the HTTP server, which is uvicorn's with httptools, within limits.
 
 The limits, which uvicorn lacks, are these. A request's head is bounded in bytes, headers and time. The trailers and
-chunk extensions of a chunked body are bounded in bytes. A connection may stay without a request, or leave its answer
-unread, only for a time. The number of connections is bounded, but for a few more that ask for the server's health. Each
+chunk lengths of a chunked body are bounded in bytes. A connection may stay without a request, or leave its answer
+unread, only for a time. The number of connections is bounded by ``Places``, and so are slow ones on a full server. Each
 refusal is an answer in the API's shape of errors.
 
 All use of uvicorn's internals is in this file. tests/unit/api/test_protocol.py names the internals, and pyproject.toml
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import resource
 import sys
 import termios
 from collections.abc import Callable
@@ -24,17 +23,22 @@ from typing import ClassVar, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from omni_jobs.api.client_network import network_of
 from omni_jobs.api.error_answers import LAST_HEADERS, answer_to
+from omni_jobs.api.open_files import most_connections, most_unaccepted
+from omni_jobs.api.places import Places, holder_of, is_slow
 from omni_jobs.api.request_ids import HEADER, request_id_of
 from omni_jobs.errors import HeadTooLarge, MalformedRequest, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.settings import Settings
 
-_SLICE_BYTES = 4096  # the parser gets a head in such pieces, so that its bytes are counted closely enough
+_HEAD_SLICE_BYTES = 4096  # the parser gets a head in such pieces, so that its bytes are counted closely enough,
+_BODY_SLICE_BYTES = 64 << 10  # and a body in such, so that it does not work through many chunks before that
 _LINGER_S = 2.0  # how long a refused client may still send, so that it reads its answer and gets no reset
 _LINGER_BYTES = 1 << 20  # how many bytes it may still send
-_SPARE_CONNECTIONS = 32  # above the limit: a request for the server's health is served there, any other is refused
 _HEALTH = (b"/healthz", b"/readyz")
 _MOST_PIPELINED = 64  # requests of one connection that were sent ahead of their answers
+_MOST_PARAMETERS = 64  # of a query, because Starlette takes 1 µs or so for each
+_LEAST_BODY_SHARE = 8  # so many bytes of a body for each byte of its chunks' lengths, because a chunk takes 1 µs or so
 
 _Timer = Literal["receive", "send"]
 """The two timers of a connection: of a head or of what a refused client still sends, and of an unread answer."""
@@ -44,33 +48,10 @@ def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
     """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``."""
     attributes = {
         "settings": settings,
-        "max_connections": most_connections(settings),
-        "backlog": max(16, _files_kept(_files()) // 2),
-        "_idle": {},
-        "_spare": {},
+        "backlog": most_unaccepted(),
+        "places": Places(most_connections(settings)),
     }
     return type("BoundedProtocol", (BoundedProtocol,), attributes)
-
-
-def most_connections(settings: Settings) -> int:
-    """Return ``max_connections`` of the settings, or fewer where this process may open few files.
-
-    Half of the files, but 1024 at most, are left to the database, the object store and connections that are not
-    accepted yet.
-    """
-    files = _files()
-    return min(settings.max_connections, max(1, files - _files_kept(files)))
-
-
-def _files() -> int:
-    """Return how many files this process may open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files
-
-
-def _files_kept(files: int) -> int:
-    """Return how many of so many files are no connections."""
-    return min(1024, files // 2)
 
 
 class _Refused(Exception):
@@ -97,10 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """One HTTP connection, within the limits of the settings. ``bounded_protocol`` makes a subclass for each server."""
 
     settings: ClassVar[Settings]
-    max_connections: ClassVar[int]  # open ones
     backlog: ClassVar[int]  # the most connections that the kernel holds for the server to accept
-    _idle: ClassVar[dict[BoundedProtocol, None]]  # connections without a request, the longest idle first
-    _spare: ClassVar[dict[BoundedProtocol, None]]  # those above the limit that have no request yet, the oldest first
+    places: ClassVar[Places]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -109,22 +88,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0  # bytes of the headers or trailers that the parser has found
         self._in_head = True  # also between two requests
         self._keeps_alive = True
-        self._fed_beside_body = 0  # bytes of trailers and chunk lengths since the last byte of the body
+        self._fed_beside_body = 0  # bytes of trailers and chunks' lengths, above the share that the body may have
         self._refusal: OmniJobsError | None = None
         self._discarded: int | None = None  # bytes that came after a refusal; None: nothing was refused
+        self.tenant: str | None = None
+        self.in_place_of: str | None = None
         self._timers: dict[_Timer, asyncio.TimerHandle] = {}
-        if len(self.connections) <= self.max_connections or _close_oldest(self._idle):
-            self._idle[self] = None
-        elif len(self.connections) <= self.max_connections + _SPARE_CONNECTIONS or _close_oldest(self._spare):
-            self._spare[self] = None
-        else:
+        self._unread_from: tuple[float, int] | None = None  # since when the client must read on, and what it had unread
+        if not self.places.enter(self):
             transport.abort()
             return
         self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.pop(self, None)
-        self._spare.pop(self, None)
+        self.places.leave(self)
         self._stop_timer("receive")
         self._stop_timer("send")
         super().connection_lost(exc)
@@ -137,16 +114,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         start = 0
         while start < len(data) and self._discarded is None and not self.transport.is_closing():
-            if not self._in_head:
-                self._feed_body(data[start:] if start else data)
-                break
-            piece = data[start : start + _SLICE_BYTES]
+            piece = data[start : start + (_HEAD_SLICE_BYTES if self._in_head else _BODY_SLICE_BYTES)]
             start += len(piece)
+            if not self._in_head:
+                self._feed_body(piece)
+                continue
             self._head_fed += len(piece)
             super().data_received(piece)
             if self._in_head and self._head_fed > self.settings.max_head_bytes and self._discarded is None:
                 self._refuse(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
-        if self._in_head and self in self._idle and "receive" not in self._timers and self._discarded is None:
+        if self._in_head and self.places.is_idle(self) and "receive" not in self._timers and self._discarded is None:
             self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)  # its first byte came
 
     def _feed_body(self, data: bytes) -> None:
@@ -173,22 +150,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._give_up(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
 
     def on_headers_complete(self) -> None:
+        if self.url.count(b"&") >= _MOST_PARAMETERS:
+            self._give_up(HeadTooLarge(f"the request's query has more than {_MOST_PARAMETERS} parameters"))
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self._give_up(MalformedRequest("this server speaks HTTP/1.1"))
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._give_up(MalformedRequest(f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"))
-        is_spare = self in self._spare
-        self._spare.pop(self, None)
-        if is_spare and len(self.connections) > self.max_connections and not self._asks_for_health():
-            limit = self.max_connections
+        if not self.places.begin(self, is_for_health=self._asks_for_health()):
+            limit = self.places.most
             self._give_up(ServerBusy(f"{limit} connections are open; no more may be (OMNI_JOBS_MAX_CONNECTIONS)"))
         self._in_head = False
         self._head_fed = self._header_bytes = self._fed_beside_body = 0
-        self._idle.pop(self, None)
         self._stop_timer("receive")
+        if not self.flow.write_paused:
+            self._expect_no_reading()  # the client may leave little unread of the answers before
         super().on_headers_complete()
+        self.cycle.scope["state"]["connection"] = self
         self.cycle.transport = _LastingTransport(self)  # type: ignore[assignment]
-        self._keeps_alive = self.cycle.keep_alive and not is_spare
+        self._keeps_alive = self.cycle.keep_alive and not self.places.is_spare(self)
         self.cycle.keep_alive = False  # so an answer that does not wait for the body says that the connection ends
 
     def _asks_for_health(self) -> bool:
@@ -197,7 +176,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return path in _HEALTH and self.parser.get_method() in (b"GET", b"HEAD")
 
     def on_body(self, body: bytes) -> None:
-        self._fed_beside_body = 0
+        share = len(body) // _LEAST_BODY_SHARE
+        self._fed_beside_body = max(0, self._fed_beside_body - len(body) - share)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -227,11 +207,16 @@ class BoundedProtocol(HttpToolsProtocol):
         # An incomplete response is that of a request which was sent ahead, and is answered next.
         if self.transport.is_closing() or not self.cycle.response_complete or self._discarded is not None:
             return
-        self._idle[self] = None
+        self.places.rest(self)
         if self._head_fed:
             self._start_timer("receive", self.settings.head_limit_s, self._head_is_late)
 
     # Clients that do not send or do not read
+
+    def eof_received(self) -> None:
+        """Close the connection, because its client sends no more, once its answers so far are read or late."""
+        if self.transport.get_write_buffer_size():
+            self._expect_reading()
 
     def _head_is_late(self) -> None:
         self._stop_timer("receive")
@@ -257,11 +242,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():  # otherwise the timer goes on for the rest of the last answer
-            self._stop_timer("send")
+            self._expect_no_reading()
 
     def _expect_reading(self) -> None:
         """Close the connection unless the client reads a part of its answer in time."""
-        self._start_timer("send", self.settings.silence_limit_s, partial(self._reading_is_late, self._unread_bytes()))
+        unread = self._unread_bytes()
+        if self._unread_from is None:
+            self._unread_from = (self.loop.time(), unread)
+        self._start_timer("send", self.settings.silence_limit_s, partial(self._reading_is_late, unread))
+
+    def _expect_no_reading(self) -> None:
+        self._stop_timer("send")
+        self._unread_from = None
 
     def _reading_is_late(self, unread_bytes: int) -> None:
         self._stop_timer("send")
@@ -269,6 +261,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_reading()
         else:
             self.transport.abort()
+
+    def is_slow(self) -> bool:
+        """Return whether the server waits for the client, which sends its body or reads its answer slowly."""
+        if self._discarded is not None or self.cycle is None:
+            return False
+        if self._unread_from is not None:
+            began, unread = self._unread_from
+            return is_slow(self.loop.time() - began, unread - self._unread_bytes())
+        body = self.cycle.scope["state"].get("body")
+        return not self._in_head and body is not None and is_slow(body.waited_s, body.received)
+
+    @property
+    def holder(self) -> str:
+        """The tenant of its requests, or the client's network where it is not known."""
+        client = self.cycle.scope["client"]
+        return holder_of(self.tenant) if self.tenant is not None else network_of(client[0] if client else "")
 
     def _unread_bytes(self) -> int:
         """Return the bytes of answers that the client's host has not acknowledged: of the transport and the kernel."""
@@ -290,8 +298,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Refusing
 
+    def close(self) -> None:
+        """Close the connection, which has no request."""
+        self.transport.abort()
+
+    def end_request(self) -> None:
+        """Refuse the request, because the server is full and the client slow; drop its answer if that has begun."""
+        if self._unread_from is not None:
+            self.places.leave(self)
+            self.transport.abort()
+        else:
+            self._refuse(ServerBusy("all connections are busy, and this one moved too few bytes a second"))
+
     def _trailers_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(f"more than {self.settings.max_head_bytes} bytes of trailers or chunk extensions came")
+        limit = self.settings.max_head_bytes
+        return HeadTooLarge(f"more than {limit} bytes of trailers, chunk lengths or chunk extensions came")
 
     def _give_up(self, error: OmniJobsError) -> None:
         """Refuse from a callback of the parser: the exception ends its work, and uvicorn calls send_400_response."""
@@ -306,6 +327,7 @@ class BoundedProtocol(HttpToolsProtocol):
         request_id = request_id_of(self.headers)
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or self.pipeline:  # another answer has begun
+                self.places.leave(self)
                 self.transport.abort()
                 return
             request_id = self.cycle.scope["state"].get("request_id", request_id)
@@ -320,26 +342,25 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._discarded = 0
-        self._idle.pop(self, None)
+        self.places.rest(self)
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._start_timer("receive", _LINGER_S, self.transport.abort)
+        self._start_timer("receive", _LINGER_S, self._stop_lingering)
+
+    def _stop_lingering(self) -> None:
+        """Close the connection, unless the client still reads a long answer."""
+        if not self._unread_bytes():
+            self.transport.abort()
+            return
+        if "send" not in self._timers:
+            self._expect_reading()
+        self._start_timer("receive", _LINGER_S, self._stop_lingering)
 
     def _discard(self, data: bytes) -> None:
         self._discarded = (self._discarded or 0) + len(data)
         if self._discarded > _LINGER_BYTES:
             self.transport.abort()
-
-
-def _close_oldest(connections: dict[BoundedProtocol, None]) -> bool:
-    """Close the first of these connections, which have no request. Return whether there was one."""
-    oldest = next(iter(connections), None)
-    if oldest is None:
-        return False
-    del connections[oldest]
-    oldest.transport.abort()
-    return True
 
 
 def _answer(error: OmniJobsError, headers: list[tuple[bytes, bytes]]) -> bytes:

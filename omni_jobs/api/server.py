@@ -1,6 +1,5 @@
 """``BoundedServer``: uvicorn's HTTP server with bounded connections."""
 
-import resource
 import socket
 from typing import Any
 
@@ -46,12 +45,3 @@ class BoundedServer(uvicorn.Server):
         """Stop the server as uvicorn asks. End the waits for jobs first, because the server waits for their answers."""
         self.app.state.services.job_waits.release()
         await super().shutdown(sockets)
-
-
-def raise_file_limit(settings: Settings) -> None:
-    """Raise this process's limit on open files to 1024 above ``max_connections``, or as far as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.max_connections + 1024
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

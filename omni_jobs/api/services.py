@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.api.job_waits import JobWaits
-from omni_jobs.api.protocol import most_connections
+from omni_jobs.api.open_files import most_connections
 from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.api.switch_interval import short_switch_interval
 from omni_jobs.api.tenant_threads import TenantThreads
@@ -60,18 +60,19 @@ class Services:
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall)
         self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
         connections = most_connections(settings)
+        a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2
         of_tenant = settings.max_waits_per_tenant
         self.job_waits = JobWaits(
             self.jobs.unfinished,
             most=most,
-            most_per_tenant=of_tenant if of_tenant is not None else max(1, connections // 10),
+            most_per_tenant=a_tenth if of_tenant is None else of_tenant,
         )
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self._refused, self._troubles)
         self.bulk_answers = AllAnswers(settings)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
-        self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT)
-        self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT)
+        self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, a_tenth)
+        self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, a_tenth)
         # Of a tenant, None: of all. What was not read for long is forgotten.
         self.counts = lru_cache(_COUNTS_KEPT)(self._counts)
         self.newest_jobs = lru_cache(_NEWEST_JOBS_KEPT)(self._newest_jobs)

@@ -50,17 +50,17 @@ class Callers:
         self._settings = settings
         self._rates: RequestRates | None = None
 
-    async def of(self, headers: Headers, session_id: str | None, address: str = "") -> Caller:
+    async def of(self, headers: Headers, session_id: str | None, network: str) -> Caller:
         """Return the caller of a request that has come, which counts for its tenant's limit on requests.
 
         Raises TooManyRequests, and what ``look_up`` raises.
         """
-        caller = await self.look_up(headers, session_id, address)
+        caller = await self.look_up(headers, session_id, network)
         if caller.limits.requests_per_minute is not None:
             await self._check_rate(caller.tenant, caller.limits.requests_per_minute)
         return caller
 
-    async def knows(self, headers: Headers) -> bool:
+    async def knows(self, headers: Headers, network: str) -> bool:
         """Return whether a request comes from somebody who may be told what is wrong with the server.
 
         Where callers have keys, its key counts, or did when the database was last asked, if that does not answer now.
@@ -72,19 +72,21 @@ class Callers:
             return False
         try:
             async with asyncio.timeout(_KNOWN_WITHIN_S):
-                return await self._keys.get(digest) is not None
+                return await self._keys.get(digest, network) is not None
         except (OmniJobsError, TimeoutError):
             return self._keys.was_there(digest)
 
-    async def look_up(self, headers: Headers, session_id: str | None = None, address: str = "") -> Caller:
+    async def look_up(self, headers: Headers, session_id: str | None, network: str) -> Caller:
         """Return the caller from a request's headers, or from its session if it has no ``Authorization``.
 
         Raises Unauthenticated, InvalidRequest for a malformed header of the proxy, DatabaseUnavailable, and ServerBusy
-        if too many unknown keys come, in all or from the client's ``address``.
+        if too many unknown keys come, in all or from the client's ``network``.
         """
         if self.auth == "off":
             return _ANYBODY
-        return await (self._of_key(headers, session_id, address) if self.auth == "keys" else self._of_proxy(headers))
+        if self.auth == "keys":
+            return await self._of_key(headers, session_id, network)
+        return await self._of_proxy(headers, network)
 
     async def begin_session(self, headers: Headers) -> str:
         """Begin a session with the key of a request, and return its id, which only the browser may keep.
@@ -98,11 +100,11 @@ class Callers:
             raise Unauthenticated
         return await run_sync(self._sessions.begin, digest, limiter=self._for_sessions)
 
-    async def end_session(self, session_id: str) -> None:
+    async def end_session(self, session_id: str, network: str) -> None:
         """End a session, for all API servers within 5 s; do nothing if there is none. Raises DatabaseUnavailable."""
         digest = session_digest(session_id) if self.auth == "keys" else None
         # Looked up first, because strangers may look up few at once, and what they name need not be deleted.
-        if digest is not None and await self._browsers.get(digest) is not None:
+        if digest is not None and await self._browsers.get(digest, network) is not None:
             await run_sync(self._sessions.end, digest, limiter=self._for_sessions)
             self._browsers.forget(digest)
 
@@ -118,24 +120,24 @@ class Callers:
             self._rates = RequestRates(self._settings)
         await self._rates.check(tenant, per_minute)
 
-    async def _of_key(self, headers: Headers, session_id: str | None, address: str) -> Caller:
+    async def _of_key(self, headers: Headers, session_id: str | None, network: str) -> Caller:
         if session_id is not None and not headers.getlist("authorization"):
             digest, found = session_digest(session_id), self._browsers
         else:
             digest, found = _digest_of_key(headers), self._keys
-        caller = None if digest is None else await found.get(digest, address)
+        caller = None if digest is None else await found.get(digest, network)
         if caller is None:
             raise Unauthenticated
         return caller
 
-    async def _of_proxy(self, headers: Headers) -> Caller:
+    async def _of_proxy(self, headers: Headers, network: str) -> Caller:
         values = headers.getlist(self._header or "")
         if not values:
             return _ANYBODY
         if len(values) > 1:
             raise InvalidRequest("must come once", field=self._header)
         tenant = check_name(values[0], field=self._header)
-        return Caller(tenant, _OF_PROXY, await self._limits.get(tenant) or NO_LIMITS)
+        return Caller(tenant, _OF_PROXY, await self._limits.get(tenant, network) or NO_LIMITS)
 
 
 def _digest_of_key(headers: Headers) -> str | None:

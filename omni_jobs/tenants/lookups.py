@@ -1,7 +1,7 @@
 """``Lookups``: caches what the database says of a key or a tenant for moments, so that requests need not ask it.
 
 What nobody has asked for, or what is not there, cannot hold up the rest: such lookups have a thread of their own, and
-few of them may wait for it. All that wait are looked up at once, in turns of a few of each client's address.
+few of them may wait for it. All that wait are looked up at once, in turns of a few of each client's network.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ T = TypeVar("T")
 KEPT_S: Final = 3.0
 _MOST_KEPT = 10_000  # of what is there, and as many of what is not
 _MOST_STRANGERS = 4096  # lookups that may wait for what was not there before,
-_MOST_OF_ADDRESS = 1024  # and so many for clients of one address
+_MOST_OF_NETWORK = 1024  # and so many for clients of one network
 _AT_ONCE = 256  # of them in one call of look_up,
-_OF_ADDRESS_IN_TURN = 8  # which takes so many of each address in turn
+_OF_NETWORK_IN_TURN = 8  # which takes so many of each network in turn
 
 _Kept = OrderedDict[str, tuple[T, float]]
 
@@ -44,16 +44,16 @@ class Lookups(Generic[T]):
         self._there: _Kept[T] = OrderedDict()  # with the time until which it is kept
         self._missing: _Kept[None] = OrderedDict()
         self._going: dict[str, asyncio.Task[T | None]] = {}
-        self._strangers: OrderedDict[str, deque[str]] = OrderedDict()  # that wait, by address; the next address first
+        self._strangers: OrderedDict[str, deque[str]] = OrderedDict()  # that wait, by network; the next network first
         self._answers: dict[str, asyncio.Future[tuple[T, float] | None]] = {}  # of strangers
         self._strangers_go_on: asyncio.Task[None] | None = None
         self._for_known = CapacityLimiter(2)
         self._for_strangers = CapacityLimiter(1)
 
-    async def get(self, name: str, address: str = "") -> T | None:
+    async def get(self, name: str, network: str = "") -> T | None:
         """Return the thing of this name, or None. Raises what ``look_up`` raises, and ServerBusy for a stranger.
 
-        ``address``: the client's, among whose strangers this one waits.
+        ``network``: the client's, among whose strangers this one waits.
         """
         for kept in (self._there, self._missing):
             if name in kept and self._clock() < kept[name][1]:
@@ -61,7 +61,7 @@ class Lookups(Generic[T]):
         if name not in self._going:
             is_known = name in self._there
             if not is_known:
-                self._line_up(name, address)
+                self._line_up(name, network)
             self._going[name] = asyncio.create_task(self._find(name, is_known))
             self._going[name].add_done_callback(_take_error)
         return await asyncio.shield(self._going[name])  # a request that is cancelled takes the answer from nobody
@@ -74,12 +74,12 @@ class Lookups(Generic[T]):
         """Forget what was found, because it is there no longer."""
         self._there.pop(name, None)
 
-    def _line_up(self, name: str, address: str) -> None:
+    def _line_up(self, name: str, network: str) -> None:
         """Let a stranger wait. Raises ServerBusy if too many do."""
-        of_address = len(self._strangers.get(address, ()))
-        if len(self._answers) >= _MOST_STRANGERS or of_address >= _MOST_OF_ADDRESS:
+        of_network = len(self._strangers.get(network, ()))
+        if len(self._answers) >= _MOST_STRANGERS or of_network >= _MOST_OF_NETWORK:
             raise ServerBusy("too many unknown callers are being looked up")
-        self._strangers.setdefault(address, deque()).append(name)
+        self._strangers.setdefault(network, deque()).append(name)
         self._answers[name] = asyncio.get_running_loop().create_future()
         if self._strangers_go_on is None:
             self._strangers_go_on = asyncio.create_task(self._find_strangers())
@@ -103,14 +103,14 @@ class Lookups(Generic[T]):
             self._strangers_go_on = None
 
     def _next_strangers(self) -> list[str]:
-        """Take those that are looked up next: a few of each address in turn."""
+        """Take those that are looked up next: a few of each network in turn."""
         names: list[str] = []
         while self._strangers and len(names) < _AT_ONCE:
-            address, waiting = self._strangers.popitem(last=False)
-            for _ in range(min(_OF_ADDRESS_IN_TURN, len(waiting), _AT_ONCE - len(names))):
+            network, waiting = self._strangers.popitem(last=False)
+            for _ in range(min(_OF_NETWORK_IN_TURN, len(waiting), _AT_ONCE - len(names))):
                 names.append(waiting.popleft())
             if waiting:
-                self._strangers[address] = waiting
+                self._strangers[network] = waiting
         return names
 
     async def _find(self, name: str, is_known: bool) -> T | None:

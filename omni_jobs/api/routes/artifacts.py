@@ -103,7 +103,7 @@ def _answer(services: Services, artifact: StoredArtifact, asked: _Asked, tenant:
 async def _on_threads(pieces: Generator[bytes], threads: TenantThreads, tenant: str | None) -> AsyncIterator[bytes]:
     """Yield the pieces, each read on one of the tenant's threads."""
     with closing(pieces):
-        while (piece := await threads.run(tenant, partial(next, pieces, None))) is not None:
+        while (piece := await threads.run(tenant, partial(next, pieces, None), goes_on=True)) is not None:
             yield piece
 
 

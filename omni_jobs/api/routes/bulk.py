@@ -17,6 +17,7 @@ from fastapi.responses import StreamingResponse
 from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import BulkLine, groups_of_lines, size_of
+from omni_jobs.api.client_network import client_network
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.held_bodies import Body
@@ -28,7 +29,6 @@ from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
 from omni_jobs.tenants.caller import Scope
-from omni_jobs.tenants.callers import Headers
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -101,7 +101,7 @@ async def submit_bulk(
         expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
     stream = request.stream()
-    bulk = _Bulk(services, answers, template, request.headers)
+    bulk = _Bulk(services, answers, template, request)
     await bulk.submit_all(stream, request.state.body)
     if bulk.ended_by is not None:
         await _read_and_drop(stream, services.settings.body_limit_s)
@@ -124,15 +124,15 @@ async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
 class _Bulk:
     """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(self, services: Services, answers: Answers, template: SubmitRequest, headers: Headers) -> None:
+    def __init__(self, services: Services, answers: Answers, template: SubmitRequest, request: Request) -> None:
         """``template``: the request of each line but for its body. Each line's key is made of the template's key.
 
-        ``headers`` tell who the caller is, whose limits and scopes are those of the moment.
+        ``request`` tells who the caller is, whose limits and scopes are those of the moment.
         """
         self._services = services
         self._answers = answers
         self._template = template
-        self._headers = headers
+        self._request = request
         self._lines = self._accepted = self._last = 0
         self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
@@ -156,7 +156,7 @@ class _Bulk:
 
     async def _submit(self, group: Sequence[BulkLine]) -> None:
         """Submit a group of lines and write their answers. Raises Unauthenticated, and ServerBusy."""
-        caller = await self._services.callers.look_up(self._headers)
+        caller = await self._services.callers.look_up(self._request.headers, None, client_network(self._request))
         key = self._template.idempotency_key
         requests = [  # no client can send such a key itself, because its own has no space
             replace(

@@ -11,6 +11,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from omni_jobs.api.client_network import client_network
 from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Reader, Viewer
 from omni_jobs.api.path_prefix import below
@@ -161,7 +162,7 @@ async def end_session(request: Request, services: ServicesDep) -> Response:
     """End the session of this request's cookie, and delete the cookie from the browser. The key stays valid."""
     session_id = session_of(request, services.transport)
     if session_id is not None:
-        await services.callers.end_session(session_id)
+        await services.callers.end_session(session_id, client_network(request))
     answer = Response(status_code=204)
     drop_session(answer, request, services.transport)
     return answer

@@ -5,6 +5,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from omni_jobs.api.client_network import client_network
 from omni_jobs.api.error_answers import headers_of
 from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.services import ServicesDep
@@ -65,7 +66,7 @@ async def readyz(request: Request, response: Response, services: ServicesDep) ->
     if reason is not None:
         response.status_code = 503
         response.headers.update(headers_of(reason))
-    if not await services.callers.knows(request.headers):
+    if not await services.callers.knows(request.headers, client_network(request)):
         return Standing(status=troubles.status)
     return Readiness(
         status=troubles.status,

@@ -96,6 +96,11 @@ def is_served(api: ApiServer) -> bool:
         return client.get("/healthz").status_code == 200 and client.post("/v1/jobs", json=ECHO).status_code == 202
 
 
+def is_alive(api: ApiServer) -> bool:
+    with httpx2.Client(base_url=f"http://{api.host}:{api.port}", trust_env=False, timeout=WAIT_S) as client:
+        return client.get("/healthz").status_code == 200
+
+
 # Heads
 
 
@@ -109,8 +114,9 @@ def is_served(api: ApiServer) -> bool:
         hostile.head_of_empty_lines(200_000),
         hostile.trailer(200_000),
         b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 60 + b"\r\n",
+        b"GET /v1/jobs?" + b"a&" * 7000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
-    ids=["headers", "value", "name", "url", "empty lines", "trailer", "many small"],
+    ids=["headers", "value", "name", "url", "empty lines", "trailer", "many small", "parameters"],
 )
 def test_a_head_without_a_bound(api: ApiServer, head: bytes) -> None:
     status, headers, error = asked(api, head)
@@ -156,6 +162,20 @@ def test_trailers(api: ApiServer, size: int) -> None:
         connection.sendall(head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunked)
         answer = rest_of(connection)
     assert answer.startswith(b"HTTP/1.1 202" if size < 16 << 10 else b"HTTP/1.1 431"), answer
+
+
+@pytest.mark.parametrize("door", ["single", "bulk"])
+def test_tiny_chunks(api: ApiServer, door: str) -> None:
+    """Each costs as much as a large one, so that only small bodies may come in them."""
+    path, content_type = DOORS[door]
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nConnection: close\r\n" % (path, content_type)
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+    for spaces, statuses in ((0, (b"200", b"202")), (100_000, (b"431",))):
+        body = b" " * spaces + json.dumps(ECHO).encode()
+        with closing(connected(api)) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+            assert rest_of(connection)[9:12] in statuses
 
 
 @pytest.mark.parametrize(
@@ -282,6 +302,41 @@ def test_a_client_that_does_not_read_its_last_answer(api: ApiServer, settings: S
             time.sleep(0.05)
 
 
+def test_a_half_closed_connection_whose_answer_is_not_read(api: ApiServer) -> None:
+    """A part of the answer is left, too small to pause the server; and the next request waits."""
+    job = api.http.post("/v1/jobs", json=ECHO, headers={"Connection": "close"}).json()["id"]
+    with closing(socket.socket()) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((api.host, api.port))
+        deadline = time.monotonic() + WAIT_S
+        while not api.connections:
+            assert time.monotonic() < deadline, "the connection is not accepted"
+            time.sleep(0.01)
+        (protocol,) = api.connections
+        protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)  # type: ignore[attr-defined]
+        get = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall(get * 3 + LONG_POLL.format(job).encode())
+        while not api.services.job_waits._waits:
+            assert time.monotonic() < deadline, "the poll does not wait"
+            time.sleep(0.01)
+        assert 0 < protocol.transport.get_write_buffer_size() < 64 << 10  # type: ignore[attr-defined]
+        connection.shutdown(socket.SHUT_WR)
+        while api.connections:
+            assert time.monotonic() < deadline, "the server keeps the connection"
+            time.sleep(0.05)
+
+
+def test_a_long_answer_that_does_not_wait_for_the_body_is_read_whole(patient: ApiServer, settings: Settings) -> None:
+    """However slowly: the server waits for the rest of the body for a moment, and for the reader as usual."""
+    path = _with_large_answer(patient, settings)
+    with closing(connected(patient)) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n".encode())
+        received = bytearray(connection.recv(4096))
+        time.sleep(3.0)  # longer than that moment
+        received += rest_of(connection)
+    assert len(received) > 16 << 20
+
+
 def _with_large_answer(server: ApiServer, settings: Settings) -> str:
     """The path of a job whose result has 16 MiB."""
     job = server.http.post("/v1/jobs", json=ECHO, headers={"Connection": "close"}).json()["id"]
@@ -354,11 +409,18 @@ SLOW_BODY = (
 
 
 def test_when_every_connection_is_busy_one_more_is_answered_server_busy_and_health_is_served(
-    patient: ApiServer, settings: Settings
+    settings: Settings,
 ) -> None:
+    more = {"head_limit_s": 300.0, "max_waits": settings.max_connections}
     with ExitStack() as stack:
+        patient = stack.enter_context(serve(settings.model_copy(update=more)))
+        job = patient.http.post("/v1/jobs", json=ECHO, headers={"Connection": "close"}).json()["id"]
         for _ in range(settings.max_connections):
-            stack.enter_context(closing(connected(patient))).sendall(SLOW_BODY)
+            stack.enter_context(closing(connected(patient))).sendall(LONG_POLL.format(job).encode())
+        deadline = time.monotonic() + WAIT_S
+        while len(patient.services.job_waits._waits) < settings.max_connections:
+            assert time.monotonic() < deadline, "the requests do not wait"
+            time.sleep(0.01)
         for _ in range(100):  # they take what is spare, and send nothing
             stack.enter_context(closing(connected(patient)))
         for path in ("/healthz", "/readyz", "/readyz?"):
@@ -366,10 +428,15 @@ def test_when_every_connection_is_busy_one_more_is_answered_server_busy_and_heal
                 with closing(connected(patient)) as probe:
                     probe.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                     assert rest_of(probe).startswith(b"HTTP/1.1 200")
-        for request in (GET.replace(b"healthz", b"v1/jobs"), GET.replace(b"GET", b"POST"), SLOW_BODY):
-            status, headers, error = asked(patient, request)
-            assert (status, error["code"], error["retryable"]) == (503, "server_busy", True)
-            assert headers["retry-after"] == "1"
+        refused = []
+        for request in (GET.replace(b"healthz", b"v1/jobs"), GET.replace(b"GET", b"POST"), SLOW_BODY) * 20:
+            refused.append(stack.enter_context(closing(connected(patient))))
+            refused[-1].sendall(request)
+            answer = refused[-1].recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 503"), answer
+            assert b"retry-after: 1\r\n" in answer.lower()
+            assert b'"code": "server_busy"' in answer
+        assert is_alive(patient)  # although the refused read their answers slowly
 
 
 def test_long_polls_leave_connections_to_others(patient: ApiServer, settings: Settings) -> None:

@@ -25,6 +25,7 @@ def test_the_methods_that_are_extended() -> None:
     for name, parameters in {
         "connection_made": ["transport"],
         "connection_lost": ["exc"],
+        "eof_received": [],
         "data_received": ["data"],
         "on_message_begin": [],
         "on_header": ["name", "value"],
@@ -88,9 +89,9 @@ def test_few_files_mean_few_connections() -> None:
         protocol = bounded_protocol(Settings())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (protocol.max_connections, protocol.backlog) == (100, 50)
+    assert (protocol.places.most, protocol.backlog) == (100, 50)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
     try:
-        assert bounded_protocol(Settings()).max_connections == Settings().max_connections
+        assert bounded_protocol(Settings()).places.most == Settings().max_connections
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,7 +4,10 @@ import asyncio
 import gc
 import threading
 
+import pytest
+
 from omni_jobs.api.tenant_threads import TenantThreads
+from omni_jobs.errors import ServerBusy
 
 PATIENCE_S = 30.0
 
@@ -41,6 +44,24 @@ async def test_no_more_run_at_once_than_may() -> None:
     assert most["a"] <= 2
     assert most["b"] <= 2
     assert most["both"] <= 3
+
+
+async def test_no_more_of_a_tenant_wait_than_may() -> None:
+    """Each that waits keeps a connection. Who sees all tenants, and an answer that has begun, wait all the same."""
+    threads = TenantThreads(3, 1, 2)
+    release = threading.Event()
+    wait = [asyncio.create_task(threads.run(each, lambda: release.wait(PATIENCE_S))) for each in ("a", None) * 3]
+    await asyncio.sleep(0)
+    try:
+        with pytest.raises(ServerBusy, match="2 requests of tenant a"):
+            await threads.run("a", lambda: None)
+        rest = [threads.run("a", lambda: True, goes_on=True), threads.run(None, lambda: True)]
+        wait += [asyncio.create_task(each) for each in rest]
+        assert await asyncio.wait_for(threads.run("b", lambda: "at once"), PATIENCE_S / 2) == "at once"
+    finally:
+        release.set()
+    assert all(await asyncio.gather(*wait))
+    assert await threads.run("a", lambda: "again") == "again"
 
 
 async def test_tenants_who_run_nothing_cost_nothing() -> None:

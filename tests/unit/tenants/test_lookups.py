@@ -90,13 +90,13 @@ async def test_strangers_hold_up_nobody_who_is_known() -> None:
     await found.get("a")
     table.now += KEPT_S
     table.open.clear()
-    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookups._MOST_OF_ADDRESS)]
+    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookups._MOST_OF_NETWORK)]
     await asyncio.sleep(0)
     with pytest.raises(ServerBusy):
         await found.get("one too many")
     assert await found.get("a") == "one"
     table.there["elsewhere"] = "two"
-    other = asyncio.create_task(found.get("elsewhere", "another address"))
+    other = asyncio.create_task(found.get("elsewhere", "another network"))
     table.open.set()
     assert await other == "two"
     assert set(await asyncio.gather(*strangers)) == {None}
