@@ -65,7 +65,8 @@ class _LastingTransport:
         self._protocol = protocol
 
     def write(self, data: bytes) -> None:
-        self._protocol.transport.write(data)
+        if not self._protocol.transport.is_closing():  # else the client has left, and uvloop would raise
+            self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:
         return self._protocol.transport.is_closing()
