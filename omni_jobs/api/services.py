@@ -37,6 +37,7 @@ _LIST_THREADS = 8
 _LIST_THREADS_OF_TENANT = 2
 _ARTIFACT_THREADS = 16  # a part is sent once the whole was read, which may take long
 _ARTIFACT_THREADS_OF_TENANT = 4
+_LEAST_WAITING = 16  # requests of a tenant for such threads, where there are few connections
 
 
 class Services:
@@ -70,9 +71,10 @@ class Services:
         )
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self._refused, self._troubles)
         self.bulk_answers = AllAnswers(settings)
+        most_waiting = max(_LEAST_WAITING, a_tenth)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
-        self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, a_tenth)
-        self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, a_tenth)
+        self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, most_waiting)
+        self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, most_waiting)
         # Of a tenant, None: of all. What was not read for long is forgotten.
         self.counts = lru_cache(_COUNTS_KEPT)(self._counts)
         self.newest_jobs = lru_cache(_NEWEST_JOBS_KEPT)(self._newest_jobs)
