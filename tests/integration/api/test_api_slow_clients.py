@@ -115,7 +115,7 @@ def upload(key: str, door: str = "single", length: int = 100_000) -> bytes:
 
 
 @contextmanager
-def dribbling(connections: list[socket.socket], byte: bytes = b"-") -> Iterator[None]:
+def dribbling(connections: list[socket.socket], byte: bytes = b"a") -> Iterator[None]:
     """Send a byte on each connection, again and again, until the context ends."""
     ended = threading.Event()
 
@@ -148,7 +148,7 @@ def test_slow_bodies_of_one_tenant_leave_places_to_others(api: ApiServer, keys: 
     with ExitStack() as stack:
         connections = [stack.enter_context(closing(connected(api))) for _ in range(PLACES)]
         for connection in connections:
-            connection.sendall(upload(keys["slow"], door))
+            connection.sendall(upload(keys["slow"], door) + b"--x\r\n")
         with dribbling(connections):
             wait_until(lambda: slow_ones(api) == PLACES, "not all are slow")
             assert submits(api, keys["other"]) == [202]
