@@ -178,6 +178,8 @@ class RemoteClient:
                         response = await stack.enter_async_context(sent)
                 except TimeoutError:
                     raise Setback(f"no answer begins within {self._engine.silence_s:g} s", counts=True) from None
+                finally:
+                    del head  # which has the task, whose error may come out of this frame and would keep all of it
                 yield response
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
             raise Setback(f"no connection: {_words(error)}", unreachable=True) from error

@@ -231,6 +231,7 @@ async def test_memory_is_bounded(openai_server: OpenAIServer) -> None:
     [
         ("chat", FINAL["html"][0]),
         ("chat", FINAL["deep"][0]),
+        ("chat", LOST["reset in the middle"][0]),
         ("chat", LOST["internal error"][0]),
         ("transcriptions", json_answer({"text": 7})),
         ("transcriptions", Answer(b"<html>", 400)),
