@@ -1,32 +1,21 @@
-"""The formats of media, found in their first bytes, whatever anybody says about them."""
+"""The formats of the media that servers answer with, found in their first bytes, whatever the servers say."""
 
 from collections.abc import Mapping
 from typing import Literal
 
 MediaKind = Literal["audio", "image", "video"]
 
-_MEDIA_TYPES: Mapping[MediaKind, Mapping[str, str]] = {
-    "audio": {
-        "wav": "audio/wav",
-        "flac": "audio/flac",
-        "ogg": "audio/ogg",
-        "mp3": "audio/mpeg",
-        "aac": "audio/aac",
-    },
-    "image": {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"},
-    "video": {"mp4": "video/mp4", "webm": "video/webm", "avi": "video/x-msvideo"},
+_KNOWN: Mapping[MediaKind, frozenset[str]] = {
+    "audio": frozenset({"wav", "flac", "ogg", "mp3", "aac"}),
+    "image": frozenset({"png", "jpeg", "webp", "gif"}),
+    "video": frozenset({"mp4", "webm", "avi"}),
 }
 
 
 def media_format(kind: MediaKind, data: bytes | memoryview) -> str | None:
     """Return the format of a medium by its first bytes, ``wav`` or ``png`` for example; None: none of its kind."""
     found = _format(bytes(data[:12]))
-    return found if found in _MEDIA_TYPES[kind] else None
-
-
-def media_type(kind: MediaKind, format_name: str) -> str:
-    """Return the media type of a format that ``media_format`` returned."""
-    return _MEDIA_TYPES[kind][format_name]
+    return found if found in _KNOWN[kind] else None
 
 
 def _format(head: bytes) -> str | None:

@@ -6,10 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.media.formats import format_of
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.media_type import MediaKind, media_format, media_type
+from workers.runners.remote.media_type import MediaKind
 from workers.runners.remote.parameters import Endpoint
 from workers.runners.remote.prompt import RemoteFile
 from workers.stages.types import StageInput
@@ -67,10 +68,10 @@ def medium(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) ->
     """Return the medium that a part of a message names. Raises InvalidRequest for bytes of no known format."""
     kind: MediaKind = part["type"]
     data = bytes(stage_input.media[part["media"]])
-    found = media_format(kind, data)
+    found = format_of(kind, data)
     if found is None:
         raise InvalidRequest(f"no {kind} of a known format", field=field)
-    return RemoteFile(f"{kind}.{found}", media_type(kind, found), data)
+    return RemoteFile(f"{kind}.{found.name}", found.media_type, data)
 
 
 def upstream_texts(stage_input: StageInput[Any]) -> list[str]:

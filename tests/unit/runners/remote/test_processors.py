@@ -16,6 +16,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from tests.remote_stages import engine_settings
 from workers.runners.remote.chat_processor import RemoteChatProcessor
 from workers.runners.remote.parameters import ChatParameters, ImageParameters, RemoteParameters
+from workers.runners.remote.stage_parts import medium
 from workers.runners.remote.text_processor import RemoteTextProcessor
 from workers.runners.remote.transcription_processor import RemoteTranscriptionProcessor
 from workers.stages.types import StageInput
@@ -222,3 +223,21 @@ def test_a_payload_that_is_no_waveform_is_named() -> None:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "name", "media_type"),
+    [
+        ("audio", b"\0\0\0\x1cftypM4A " + bytes(20), "audio.m4a", "audio/mp4"),
+        ("audio", b"\x1a\x45\xdf\xa3" + bytes(20), "audio.webm", "audio/webm"),
+        ("audio", b"#!AMR\n" + bytes(20), "audio.amr", "audio/amr"),
+        ("audio", b"caff" + bytes(20), "audio.caf", "audio/x-caf"),
+        ("image", b"\0\0\0\x1cftypavif" + bytes(20), "image.avif", "image/avif"),
+        ("image", b"II*\0" + bytes(20), "image.tiff", "image/tiff"),
+        ("image", b"BM" + bytes(20), "image.bmp", "image/bmp"),
+        ("video", b"\0\0\0\x14ftyp3gp4" + bytes(20), "video.3gp", "video/3gpp"),
+    ],
+)
+def test_servers_get_all_formats_that_a_request_may_have(kind: str, data: bytes, name: str, media_type: str) -> None:
+    found = medium(stage_input(media=[data]), {"type": kind, "media": 0}, "messages.0")
+    assert (found.name, found.media_type, found.data) == (name, media_type, data)
