@@ -68,7 +68,8 @@ class JobWaits:
             del self._waits[end]
             if tenant is not None:
                 self._of_tenants[tenant] -= 1
-                self._of_tenants += Counter()  # forget tenants of whom nobody waits
+                if not self._of_tenants[tenant]:
+                    del self._of_tenants[tenant]
         return True
 
     def release(self) -> None:

@@ -123,7 +123,9 @@ class Backlog:
             raise
         finally:
             self._reserved.subtract(dict.fromkeys(scopes, granted))
-            self._reserved += Counter()  # forget tenants without any
+            for scope in scopes:
+                if not self._reserved[scope]:
+                    del self._reserved[scope]
             self._taken.update(dict.fromkeys(scopes, reservation.taken))
             self._taken_meanwhile.update(dict.fromkeys(scopes, reservation.taken))
 

@@ -61,4 +61,5 @@ class ByteRoom:
 
     def _give_back(self, tenant: str, count: int) -> None:
         self._taken[tenant] -= count
-        self._taken += Counter()  # forget tenants without any
+        if not self._taken[tenant]:
+            del self._taken[tenant]

@@ -80,7 +80,7 @@ class StageLLM:
 
         A runner that cannot tell is taken to compute for all whose prompts it runs.
         """
-        in_engine = +self._running if self._telling is None else self._telling.computing
+        in_engine = self._running if self._telling is None else self._telling.computing
         return {*in_engine, *self._prompts.computing}
 
     def input_of(
@@ -137,7 +137,8 @@ class StageLLM:
                 raise
             finally:
                 self._running[stage_run] -= 1
-                self._running = +self._running
+                if not self._running[stage_run]:
+                    del self._running[stage_run]
 
     async def close(self) -> None:
         """End the engine and the media's decoders; safe to call twice."""

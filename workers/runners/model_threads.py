@@ -64,7 +64,8 @@ class ModelThreads:
         """Note that a call has begun or ended: the threads move."""
         work.has_begun = True
         self._in_threads[work.stage_run] += by
-        self._in_threads += Counter()  # forget stage runs without any
+        if not self._in_threads[work.stage_run]:
+            del self._in_threads[work.stage_run]
         for leaving in self._leaving:
             _resolve(leaving)
 
