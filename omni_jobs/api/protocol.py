@@ -21,6 +21,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import ClassVar, Literal
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_jobs.api.client_network import network_of
@@ -95,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.tenant: str | None = None
         self.in_place_of: str | None = None
         self._timers: dict[_Timer, asyncio.TimerHandle] = {}
+        self._upgrade_at: int | None = None  # where in a piece of data a head ended that asks for an upgrade
         self._unread_from: tuple[float, int] | None = None  # since when the client must read on, and what it had unread
         if not self.places.enter(self):
             transport.abort()
@@ -117,11 +119,14 @@ class BoundedProtocol(HttpToolsProtocol):
         while start < len(data) and self._discarded is None and not self.transport.is_closing():
             piece = data[start : start + (_HEAD_SLICE_BYTES if self._in_head else _BODY_SLICE_BYTES)]
             start += len(piece)
-            if not self._in_head:
+            if self._in_head:
+                self._head_fed += len(piece)
+                super().data_received(piece)
+            else:
                 self._feed_body(piece)
-                continue
-            self._head_fed += len(piece)
-            super().data_received(piece)
+            if self._upgrade_at is not None and self._discarded is None:
+                start += self._upgrade_at - len(piece)
+                self._begin_without_upgrade()
             if self._in_head and self._head_fed > self.settings.max_head_bytes and self._discarded is None:
                 self._refuse(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
         if self._in_head and self.places.is_idle(self) and "receive" not in self._timers and self._discarded is None:
@@ -151,6 +156,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._give_up(HeadTooLarge(f"the request's head has more than {self.settings.max_head_bytes} bytes"))
 
     def on_headers_complete(self) -> None:
+        if self._asks_for_upgrade():
+            return
         if self.url.count(b"&") >= _MOST_PARAMETERS:
             self._give_up(HeadTooLarge(f"the request's query has more than {_MOST_PARAMETERS} parameters"))
         if self.parser.get_http_version() not in ("1.0", "1.1"):
@@ -171,6 +178,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._keeps_alive = self.cycle.keep_alive and not self.places.is_spare(self)
         self.cycle.keep_alive = False  # so an answer that does not wait for the body says that the connection ends
 
+    def _asks_for_upgrade(self) -> bool:
+        """Return whether the parser will end behind this head, because it leaves what follows to another protocol."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Note where a head ended that asks for an upgrade. HTTP allows a server to ignore one, and clients send it."""
+        error = sys.exc_info()[1]
+        self._upgrade_at = error.args[0] if error is not None else None
+
+    def _begin_without_upgrade(self) -> None:
+        """Give the head to a parser again, without its wish for an upgrade, because the body comes in any case."""
+        self._upgrade_at = None
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        super().data_received(b"\r\n".join([*lines, b"", b""]))
+
     def _asks_for_health(self) -> bool:
         """Return whether the request is one for the server's health, which has no body worth waiting for."""
         path = self.url.partition(b"?")[0].removeprefix(self.settings.root_path.encode())
@@ -182,6 +207,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # a head that asks for an upgrade
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
@@ -293,9 +320,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def _stop_timer(self, name: _Timer) -> None:
         if name in self._timers:
             self._timers.pop(name).cancel()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing, because HTTP allows a server to ignore an upgrade that it does not offer."""
 
     # Refusing
 

@@ -164,6 +164,22 @@ def test_trailers(api: ApiServer, size: int) -> None:
     assert answer.startswith(b"HTTP/1.1 202" if size < 16 << 10 else b"HTTP/1.1 431"), answer
 
 
+@pytest.mark.parametrize("pieces", [1, 7, 10_000])
+def test_a_wish_for_an_upgrade_is_ignored(patient: ApiServer, pieces: int) -> None:
+    """Clients of HTTP/2, such as Java's, send it with bodies too. What follows is HTTP/1.1."""
+    body = json.dumps(ECHO).encode()
+    head = POST[:-2] % (b"/v1/jobs", b"application/json", len(body))
+    head += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    sent = (head + body) * 2 + GET
+    with closing(connected(patient)) as connection:
+        for at in range(0, len(sent), pieces):
+            connection.sendall(sent[at : at + pieces])
+        answers = b""
+        while answers.count(b"HTTP/1.1 ") < 3 and (more := connection.recv(65_536)):
+            answers += more
+    assert [answer[:3] for answer in answers.split(b"HTTP/1.1 ")[1:]] == [b"202", b"202", b"200"], answers
+
+
 @pytest.mark.parametrize("door", ["single", "bulk"])
 def test_tiny_chunks(api: ApiServer, door: str) -> None:
     """Each costs as much as a large one, so that only small bodies may come in them."""

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httptools
+import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from omni_jobs.api.protocol import bounded_protocol
@@ -62,6 +63,15 @@ def test_what_an_answer_does_with_its_connection() -> None:
     lines = [line.strip() for line in inspect.getsource(RequestResponseCycle.send).splitlines()]
     assert lines.index("self.response_complete = True") < lines.index("self.transport.close()")
     assert lines.index("self.transport.close()") < lines.index("self.on_response()"), "closed before it is done"
+
+
+def test_a_wish_for_an_upgrade_ends_the_parser_behind_the_head() -> None:
+    """Even where the body follows, which the parser leaves to the other protocol."""
+    parser = httptools.HttpRequestParser(object())
+    head = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\n"
+    with pytest.raises(httptools.HttpParserUpgrade) as raised:
+        parser.feed_data(head + b"x")
+    assert raised.value.args == (len(head),)
 
 
 def test_a_trailer_comes_as_a_header_after_the_head() -> None:
