@@ -57,8 +57,9 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     if settings.root_path:
         app.add_middleware(PathPrefix, prefix=settings.root_path)
     for noun in (jobs, bulk, artifacts, pipelines, stages, dashboard):
-        app.include_router(noun.router, dependencies=[Depends(check_query)], responses=errors(401, 403, 421, 422, 429))
-    app.include_router(health.router, responses=errors(421))
+        documented = errors(401, 403, 421, 422, 429, 431)
+        app.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
+    app.include_router(health.router, responses=errors(421, 431))
     return app
 
 

@@ -25,6 +25,7 @@ __all__ = ["Checked", "Sampler", "StoredBytes", "check"]
 
 LOOK_EVERY_S = 2.0
 _MOST_SAID = 20  # sentences of one kind
+_OF_READINESS = {"write-check"}  # the object by which readiness sees that the store takes writes
 FINAL_EVENTS = tuple(f"job.{state}" for state in FINAL)
 
 _SUCCEEDED = text(
@@ -180,13 +181,13 @@ def unfinished(engine: Engine) -> int:
 
 
 def unreferenced(engine: Engine, objects: StoredBytes) -> list[tuple[str, int, float]]:
-    """Objects that no row of SQL names: key, size, when it was stored."""
+    """Objects that no row of SQL names, and readiness did not put: key, size, when it was stored."""
     with engine.connect() as connection:
         queries = ("SELECT payload_ref FROM stage_runs WHERE payload_ref IS NOT NULL", "SELECT ref FROM artifacts")
         named = {json.loads(ref)["key"] for query in queries for ref in connection.execute(text(query)).scalars()}
         for media in connection.execute(text("SELECT media FROM jobs")).scalars():
             named |= {each["key"] for each in json.loads(media)}
-    return [each for each in objects.list() if each[0] not in named]
+    return [each for each in objects.list() if each[0] not in named | _OF_READINESS]
 
 
 def wait_until_collected(engine: Engine, objects: StoredBytes) -> None:

@@ -88,7 +88,7 @@ class InProcessRunner(ABC, Generic[P, E]):
         """Return what ``produce`` does. Raises ModelError for a prompt of another type, and EngineDead unless open."""
         stage, caller = self.args.stage, asyncio.current_task()
         if not isinstance(prompt, self._prompt):
-            due = getattr(self._prompt, "__name__", str(self._prompt))
+            due = " or ".join(kind.__name__ for kind in get_args(self._prompt) or (self._prompt,))
             raise ModelError(f"the stage takes {due}, not {type(prompt).__name__}", field="kind", stage=stage)
         if not self._is_open or caller is None:
             raise EngineDead("the runner is not open", stage=stage)

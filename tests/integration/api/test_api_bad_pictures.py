@@ -215,7 +215,7 @@ UPSCALE: dict[str, Bad] = {
     "a network that is not listed": Bad(
         stage("enlarge", network="realesrgan-x4plus-anime"), "stages.enlarge.network", "lists no network"
     ),
-    "a picture of no pixel": Bad(picture(sized(0, 40)), IMAGE, "image"),
+    "a picture of no pixel": Bad(picture(sized(0, 40)), IMAGE, "PNG"),
     "a picture of 10**6 pixels' width": Bad(picture(sized(10**6, 40)), IMAGE, "at most", 413),
     "a picture that is too large": Bad(picture(sized(2049, 2048)), IMAGE, "at most 4194304 are enlarged", 413),
     "a picture that is cut": Bad(picture(samples.image(640, 480)[:500]), IMAGE, "does not decode"),

@@ -35,6 +35,9 @@ seed = 15
 max-examples = 8
 database = "none"
 
+[checks]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 415, 422, 428, 429, 431, "5xx"]
+
 [[operations]]
 include-path = "/v1/jobs"
 include-method = "POST"

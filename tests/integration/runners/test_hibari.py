@@ -307,7 +307,7 @@ def test_features_that_are_not_finite_make_no_sound(speaker: Speaker, change: Ma
 def test_each_component_takes_its_own_prompts(speaker: Speaker) -> None:
     with pytest.raises(ModelError, match="the component vocoder takes no TextPrompt"):
         speaker.wait(speaker.vocoder.run(text_prompt("Hello."), ignore))
-    with pytest.raises(ModelError, match="the component acoustic takes no str"):
+    with pytest.raises(ModelError, match="the stage takes TextPrompt or FeaturesPrompt, not str"):
         speaker.wait(speaker.acoustic.run("Hello.", ignore))
 
 

@@ -219,7 +219,7 @@ def test_a_model_of_english_refuses_other_languages(listener: Listener, paramete
 
 
 def test_a_prompt_of_another_runner_is_refused(listener: Listener) -> None:
-    with pytest.raises(ModelError, match="takes a WhisperPrompt, not str"):
+    with pytest.raises(ModelError, match="takes WhisperPrompt, not str"):
         listener.wait(listener.runner.run("What is said?", lambda progress: None))
 
 
