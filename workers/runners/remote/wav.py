@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_jobs.media.mono import mono
 from workers.runners.remote.failures import bad_answer
 
 _PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _AT_ONCE = 1 << 16  # frames
+_FAR_BEYOND = 100.0  # full scale is 1; with larger samples, sums would overflow
 _RATES = range(4_000, 384_001)  # Hz
 _MOST_CHANNELS = 64
 _MOST_CHUNKS = 1000
@@ -19,7 +21,7 @@ _Reader = Callable[[memoryview], NDArray[np.float32] | NDArray[np.float64]]
 
 
 def decode_wav(data: memoryview) -> tuple[Samples, int]:
-    """Return the samples of a WAV, float32 [S] of full scale 1, the mean of its channels, and its rate in Hz.
+    """Return the samples of a WAV, float32 [S] of full scale 1, and its rate in Hz. ``mono`` mixes its channels.
 
     A size of the samples beyond the end means "to the end", as writers that do not know it state one. Raises ModelError
     for other bytes, for other forms of samples, and for none.
@@ -61,14 +63,20 @@ def _samples(form: bytes, data: memoryview) -> tuple[Samples, int]:
     if not frames:
         raise bad_answer("the WAV has no samples")
     samples = np.empty(frames, np.float32)
-    for begin in range(0, frames, _AT_ONCE):
-        end = min(begin + _AT_ONCE, frames)
-        block = read(data[begin * frame : end * frame]).reshape(-1, channels)
-        mean = block.mean(axis=1, dtype=np.float64)
-        if not np.isfinite(mean).all():
-            raise bad_answer("the WAV has samples that are no numbers")
-        samples[begin:end] = np.clip(mean, -1.0, 1.0)
+    at = 0
+    for mixed in mono(_blocks(read, data[: frames * frame], frame, channels), rate):
+        np.clip(mixed, -1.0, 1.0, out=samples[at : at + len(mixed)])
+        at += len(mixed)
     return samples, rate
+
+
+def _blocks(read: _Reader, data: memoryview, frame: int, channels: int) -> Iterator[Samples]:
+    """Yield the samples in blocks, float32 [F, C]; a frame has ``frame`` bytes. Raises ModelError for NaN, infinity."""
+    for begin in range(0, len(data), _AT_ONCE * frame):
+        block = read(data[begin : begin + _AT_ONCE * frame]).reshape(-1, channels)
+        if not np.isfinite(block).all():
+            raise bad_answer("the WAV has samples that are no numbers")
+        yield np.clip(block, -_FAR_BEYOND, _FAR_BEYOND).astype(np.float32, copy=False)
 
 
 def _integers(dtype: str, scale: float) -> _Reader:

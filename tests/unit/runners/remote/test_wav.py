@@ -2,6 +2,7 @@
 
 import io
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import soundfile
 
 from omni_jobs.errors import ModelError
+from omni_jobs.media.audio import decode_audio
 from workers.runners.remote.wav import decode_wav
 
 RATE = 16_000
@@ -59,6 +61,37 @@ def test_chunks_around_the_samples_are_no_samples() -> None:
 def test_samples_beyond_full_scale_are_cut() -> None:
     samples, _ = decode_wav(memoryview(written("FLOAT", samples=4 * TONE)))
     assert (samples.min(), samples.max()) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+def test_samples_far_beyond_full_scale_are_cut(subtype: str) -> None:
+    largest = np.finfo(np.float32 if subtype == "FLOAT" else np.float64).max
+    samples, _ = decode_wav(memoryview(written(subtype, 2, samples=np.array([largest, -largest, 0.5]))))
+    np.testing.assert_array_equal(samples, np.array([1.0, -1.0, 0.5], np.float32))
+
+
+def opposite(time: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    wave = 0.6 * np.sin(time * 0.05)
+    return [wave, -wave]
+
+
+def opposite_at_first(time: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """The one speaker's microphone is wired the wrong way, the other's is not; a block ends in between."""
+    wave = 0.6 * np.sin(time * 0.05)
+    return [wave, np.where(time < 70_000, -wave, wave), 0.1 * wave]
+
+
+def alike(time: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    return [0.5 * np.sin(time * 0.05), 0.3 * np.sin(time * 0.05), 0.7 * np.sin(time * 0.03)]
+
+
+@pytest.mark.parametrize("made", [opposite, opposite_at_first, alike])
+def test_channels_are_mixed_as_those_of_a_job_s_sound(made: Callable[[Any], list[np.ndarray[Any, Any]]]) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.stack(made(np.arange(100_000)), axis=1), RATE, subtype="FLOAT", format="WAV")
+    samples, _ = decode_wav(memoryview(file.getvalue()))
+    np.testing.assert_allclose(samples, decode_audio(file.getvalue(), RATE), atol=1e-6)
+    assert np.abs(samples[-16_000:]).max() > 0.2
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
