@@ -6,83 +6,90 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import cast
 
 from omni_jobs.errors import ConfigError, ModelError
 from workers import parent_death
 from workers.runners.engine_environment import engine_environment
 from workers.runners.settled import settled
 
-_CHUNK_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 500  # the end of what it wrote about an error
+_MOST_BYTES_OF_ERRORS = 4 * _SHOWN_CHARACTERS
+_LAST_WORDS_S = 5.0  # for what it wrote before its end to be read; a process that left its group may hold the pipe
+_STDOUT = 1
 
 
 async def run_program(command: Sequence[str], data: bytes = b"", *, most_bytes: int = 1 << 28) -> bytes:
     """Give a program ``data`` as its standard input, and return its standard output.
 
-    It gets this process's environment without the secrets. Cancelling kills it and what it has started in its process
-    group, and nothing that it starts there outlives it; the kernel kills it with this process. Raises ConfigError for a
-    program that cannot be started, and ModelError for one that ends otherwise than with 0, with the end of its standard
-    error, or writes more than ``most_bytes``.
+    It gets this process's environment without the secrets. Its end, and cancelling, kill what it has started in its
+    process group; the kernel kills it with this process. Raises ConfigError for a program that cannot be started, and
+    ModelError for one that ends otherwise than with 0, with the end of its standard error, or writes more than
+    ``most_bytes``.
     """
-    process = await asyncio.create_subprocess_exec(
+    # Of asyncio's own ``Process``, ``wait`` waits for the pipes as well, which may be held, or not be read any more.
+    transport, words = await asyncio.get_running_loop().subprocess_exec(
+        lambda: _Words(most_bytes),
         *(sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
         env=engine_environment("auto"),
         start_new_session=True,
     )
-    talk = asyncio.ensure_future(_talk(process, data, most_bytes))
     try:
-        answer, errors = await talk
-        status = await process.wait()
+        stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+        stdin.write(data)
+        stdin.close()
+        await asyncio.wait({words.ended, words.flooded}, return_when=asyncio.FIRST_COMPLETED)
+        _kill_group(transport.get_pid())
+        await asyncio.wait({words.ended, words.silent}, timeout=_LAST_WORDS_S)
     finally:
-        talk.cancel()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await settled(asyncio.ensure_future(process.wait()))
+        _kill_group(transport.get_pid())
+        await settled(words.ended)
+        transport.close()
+    if words.flooded.done():
+        raise ModelError(f"the program wrote more than {most_bytes:,} bytes")
+    _check_status(command[0], cast(int, transport.get_returncode()), words.errors)
+    return bytes(words.answer)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _check_status(program: str, status: int, errors: bytes) -> None:
     said = errors.decode(errors="replace").strip()[-_SHOWN_CHARACTERS:]
     if status == parent_death.NOT_STARTED:
-        raise ConfigError(f"{command[0]} cannot be started: {said}", field="engine")
+        raise ConfigError(f"{program} cannot be started: {said}", field="engine")
     if status != 0:
         ended = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
-        raise ModelError(f"{os.path.basename(command[0])} {ended}{said and ': '}{said}")
-    return answer
+        raise ModelError(f"{os.path.basename(program)} {ended}{said and ': '}{said}")
 
 
-async def _talk(process: asyncio.subprocess.Process, data: bytes, most_bytes: int) -> tuple[bytes, bytes]:
-    """Return what the program wrote to its standard output, all of it, and the end of its standard error."""
-    if process.stdin is None or process.stdout is None or process.stderr is None:
-        raise RuntimeError("the program has no pipes")
-    try:
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(_answer(process.stdout, most_bytes))
-            errors = group.create_task(_end_of(process.stderr))
-            group.create_task(_write(process.stdin, data))
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return answer.result(), errors.result()
+class _Words(asyncio.SubprocessProtocol):
+    """What a program writes: its standard output, and the end of its standard error."""
 
+    def __init__(self, most_bytes: int) -> None:
+        new = asyncio.get_running_loop().create_future
+        self.answer = bytearray()
+        self.errors = b""
+        self.ended: asyncio.Future[None] = new()
+        self.silent: asyncio.Future[None] = new()  # both are closed
+        self.flooded: asyncio.Future[None] = new()
+        self._most_bytes = most_bytes
+        self._closed = 0
 
-async def _answer(stream: asyncio.StreamReader, most_bytes: int) -> bytes:
-    answer = bytearray()
-    while chunk := await stream.read(_CHUNK_BYTES):
-        answer += chunk
-        if len(answer) > most_bytes:
-            raise ModelError(f"the program wrote more than {most_bytes:,} bytes")
-    return bytes(answer)
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd != _STDOUT:
+            self.errors = (self.errors + data)[-_MOST_BYTES_OF_ERRORS:]
+        elif not self.flooded.done():
+            self.answer += data
+            if len(self.answer) > self._most_bytes:
+                self.flooded.set_result(None)
 
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._closed += fd >= _STDOUT
+        if self._closed == 2 and not self.silent.done():
+            self.silent.set_result(None)
 
-async def _end_of(stream: asyncio.StreamReader) -> bytes:
-    end = b""
-    while chunk := await stream.read(_CHUNK_BYTES):
-        end = (end + chunk)[-4 * _SHOWN_CHARACTERS :]
-    return end
-
-
-async def _write(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with suppress(ConnectionError):  # it reads no more than it needs
-        stream.write(data)
-        await stream.drain()
-        stream.close()
-        await stream.wait_closed()
+    def process_exited(self) -> None:
+        self.ended.set_result(None)

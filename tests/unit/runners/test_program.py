@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from omni_jobs.errors import ConfigError, ModelError
 from tests.processes import until_gone
@@ -56,20 +58,41 @@ async def test_a_program_that_cannot_be_started(name: str) -> None:
         await run_program([name])
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-async def test_a_flood(stream: str) -> None:
-    """Of the answer it is an error; of the standard error the end is kept."""
-    code = f"""
-        import sys
-        for _ in range(2000):
-            sys.{stream}.write('x' * 10_000)
+FLOOD = """
+    import sys
+    for _ in range(2000):
+        sys.{}.write('x' * 10_000)
+"""
+
+
+@pytest.mark.parametrize("times", range(5))
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_flood_is_an_error(new_loop: Callable[[], asyncio.AbstractEventLoop], times: int) -> None:
+    async def flood() -> None:
+        async with asyncio.timeout(LATE_S):
+            await run_program(python(FLOOD.format("stdout")), most_bytes=1000)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(ModelError, match="more than 1,000 bytes"):
+        runner.run(flood())
+
+
+async def test_of_a_flood_of_errors_the_end_is_kept() -> None:
+    async with asyncio.timeout(LATE_S):
+        assert await run_program(python(FLOOD.format("stderr")), most_bytes=1000) == b""
+
+
+async def test_a_process_that_left_the_group_keeps_no_run(tmp_path: Path) -> None:
+    """It holds the pipes, and nobody knows of it."""
+    code = """
+        import os, pathlib, subprocess, sys
+        print("said", flush=True)
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        pathlib.Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}\\n")
     """
     async with asyncio.timeout(LATE_S):
-        if stream == "stderr":
-            assert await run_program(python(code), most_bytes=1000) == b""
-            return
-        with pytest.raises(ModelError, match="more than 1,000 bytes"):
-            await run_program(python(code), most_bytes=1000)
+        assert await run_program((*python(code), str(tmp_path / "pids"))) == b"said\n"
+    _, left = await processes(tmp_path / "pids")
+    os.kill(left, signal.SIGKILL)
 
 
 LEAVING = """
