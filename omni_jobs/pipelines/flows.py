@@ -155,11 +155,12 @@ def _tensor_problem(tensors: Mapping[str, Any], name: str, due: TensorField, siz
 
 
 def _shapes_problem(tensor: "Tensor", due: TensorField, sizes: dict[str, int], at: str) -> Problem | None:
-    shape = next((shape for shape in due.shapes if len(shape) == len(tensor.shape)), None)
-    if shape is None:
-        ranks = " or ".join(str(len(shape)) for shape in due.shapes)
-        return Problem(f"rank {len(tensor.shape)}, not {ranks}", f"{at}.shape")
-    return _shape_problem(shape, tensor.shape, sizes, f"{at}.shape")
+    found = tensor.shape
+    for shape in due.shapes:
+        if len(shape) == len(found):
+            return _shape_problem(shape, found, sizes, f"{at}.shape")
+    ranks = " or ".join(str(len(shape)) for shape in due.shapes)
+    return Problem(f"rank {len(found)}, not {ranks}", f"{at}.shape")
 
 
 def _shape_problem(shape: Shape, found: Sequence[int], sizes: dict[str, int], at: str) -> Problem | None:

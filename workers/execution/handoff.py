@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -121,9 +121,10 @@ class HandOff:
         The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and StageError or
         PayloadError for an output that cannot be encoded; objects stored until then are deleted.
         """
-        with ExitStack() as held:
+        free: Callable[[], None] | None = None
+        try:
             if isinstance(output, OmniModelRunnerOutput):  # of another ``finish`` says what it is
-                held.callback(output.free)
+                free = output.free
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
             # To encode artifacts takes long. It has threads of its own, so that no load waits for it.
             result = await self._encoding.run(finish) if self._stage.makes_artifacts else finish()
@@ -131,7 +132,11 @@ class HandOff:
             is_large = result.payload is not None and result.payload.nbytes > self._inline_bytes
             if not is_large and not result.artifacts:
                 return store()
-            return await self._in_thread(store, held.pop_all())
+            on_thread, free = self._in_thread(store, free), None
+            return await on_thread
+        finally:
+            if free is not None:
+                free()
 
     def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
         """Store the artifacts, and the payload unless it is small enough for SQL; return the completion."""
@@ -184,14 +189,14 @@ class HandOff:
 
     # The threads.
 
-    async def _in_thread(self, function: Callable[[], T], held: ExitStack | None = None) -> T:
+    async def _in_thread(self, function: Callable[[], T], free: Callable[[], None] | None = None) -> T:
         """Return what the function returns on a thread.
 
-        ``held`` is closed on the event loop once the thread is done.
+        ``free`` is called on the event loop once the thread is done.
         """
         call = self._threads.submit(function)
-        if held is not None:
-            call.add_done_callback(lambda _: self._on_loop(held.close))
+        if free is not None:
+            call.add_done_callback(lambda _: self._on_loop(free))
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:

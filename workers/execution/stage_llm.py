@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +14,7 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
-from workers.runners.contained import contained
+from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots, TellingRunner
@@ -48,7 +47,7 @@ class StageLLM:
         self._resumable = runner if isinstance(runner, ResumableRunner) else None
         self._telling = runner if isinstance(runner, TellingRunner) else None
         self._prompts = ModelThreads(_PROMPT_THREADS, stage.name)  # of its input processor
-        self._running: Counter[int] = Counter()  # the stage runs whose prompts the runner runs
+        self._running: dict[int, int] = {}  # the stage runs of which the runner runs prompts, and how many
 
     @classmethod
     def create(cls, pipeline: Pipeline, stage_name: str, settings: Settings) -> StageLLM:
@@ -119,14 +118,14 @@ class StageLLM:
         Raises OmniJobsError carrying the stage's name, and the payload's key where the prompt is wrong; other
         exceptions of the model's code pass as they are.
         """
-        with self.stage.named_in_errors(), contained():
+        with self.stage.named_in_errors(), Contained():
             if self.stage.config.runner.blocking_prompts:
                 # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
                 prompt = await self._prompts.run(partial(self.stage.make_prompt, stage_input))
             else:
                 prompt = self.stage.make_prompt(stage_input)
             stage_run = CURRENT_RUN.get()
-            self._running[stage_run] += 1
+            self._running[stage_run] = self._running.get(stage_run, 0) + 1
             try:
                 if snapshots is not None and self._resumable is not None:
                     return await self._resumable.run(prompt, progress, snapshots)

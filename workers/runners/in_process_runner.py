@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from omni_jobs.pipelines.engine_settings import EngineSettings
-from workers.runners.contained import contained
+from workers.runners.contained import Contained
 from workers.runners.model_threads import ModelThreads
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -94,7 +94,7 @@ class InProcessRunner(ABC, Generic[P, E]):
             raise EngineDead("the runner is not open", stage=stage)
         self._running.add(caller)
         try:
-            with contained():
+            with Contained():
                 return await self.produce(prompt, _from_any_thread(progress))
         except asyncio.CancelledError:
             if caller in self._ended and not caller.uncancel():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from omni_jobs.errors import EngineDead
-from workers.runners.contained import contained
+from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.settled import settled
 
@@ -108,7 +108,7 @@ class _ThreadCall(Generic[T]):
             raise EngineDead("nobody waits for this call")
         tell(1)
         try:
-            with contained():
+            with Contained():
                 return self._call()
         finally:
             tell(-1)

@@ -5,6 +5,7 @@ An error here fails the stage run. Later it would fail the reports of all stage 
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from omni_jobs.errors import ModelError
@@ -13,6 +14,14 @@ from workers.stages.types import Artifact, OmniModelRunnerOutput
 _MOST_WARNINGS = 100
 _MOST_CHARACTERS = 4000  # of a warning
 _ARTIFACT = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_-]{1,40}){1,3}")
+_FIELDS = (  # each with the type that it may have, and the one that it mostly has, which is told faster
+    ("multimodal_outputs", Mapping, dict),
+    ("values", Mapping, dict),
+    ("result", Mapping, MappingProxyType),
+    ("encoded", Mapping, MappingProxyType),
+    ("warnings", Sequence, tuple),
+    ("artifacts", Sequence, tuple),
+)
 _MEDIA_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[A-Za-z0-9.+-]{1,60}(; ?[a-z]{1,20}=[A-Za-z0-9.+-]{1,60})?")
 
 
@@ -24,18 +33,20 @@ def check_output(output: Any, stage: str, reserved: Collection[str]) -> None:
     """
     if not isinstance(output, OmniModelRunnerOutput):
         raise ModelError(f"{type(output).__name__} where an OmniModelRunnerOutput is due", field="output")
-    for field, due in (("multimodal_outputs", Mapping), ("values", Mapping), ("result", Mapping), ("encoded", Mapping)):
-        _check_type(getattr(output, field), due, field)
-    for field in ("warnings", "artifacts"):
-        _check_type(getattr(output, field), Sequence, field)
+    for field, due, usual in _FIELDS:
+        value = getattr(output, field)
+        if type(value) is not usual:
+            _check_type(value, due, field)
     if output.text is not None:
         _check_type(output.text, str, "text")
     if output.finish_reason not in (None, "stop", "length"):
         raise ModelError(f"stop or length is due, not {output.finish_reason!r:.60}", field="finish_reason")
     if output.usage is not None:
         _check_usage(output.usage)
-    _check_warnings(output.warnings)
-    _check_artifacts(output.artifacts, stage, reserved)
+    if output.warnings:
+        _check_warnings(output.warnings)
+    if output.artifacts:
+        _check_artifacts(output.artifacts, stage, reserved)
 
 
 def _check_type(value: object, due: type, field: str) -> None:

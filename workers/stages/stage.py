@@ -5,8 +5,7 @@ the values that later stages and the user get. It runs nothing and stores nothin
 offline ``OmniLLM`` both run stages through here, so both give the same results.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -185,11 +184,10 @@ class Stage:
         tensors = convert_tensors(outputs, _to_wire)
         if output.hidden_states is not None:
             tensors["hidden_states"] = _to_wire(output.hidden_states)
-        taken = {name for each in self._flows_taken for name in each.tensors}
         if output.token_ids:
-            name = "codes" if "codes" in taken else "token_ids"
+            name = "codes" if "codes" in self._tensors_taken else "token_ids"
             tensors[name] = _to_wire(np.asarray(output.token_ids, dtype=np.int64))
-        if output.text is not None and "text" in taken:
+        if output.text is not None and "text" in self._tensors_taken:
             tensors["text"] = _to_wire(np.frombuffer(output.text.encode(), dtype=np.uint8))
         payload = Payload(
             manifest=Manifest(kind=self.config.produces, job_id=stage_input.job_id, stage=self.name, attempt=attempt),
@@ -205,6 +203,10 @@ class Stage:
         """The flows that payloads of this stage keep: the one that it produces, and those that later stages take."""
         later = (self.pipeline.stages[name].inputs[self.name] for name in self.pipeline.successors(self.name))
         return [flow(name) for name in dict.fromkeys((self.config.produces, *later))]
+
+    @cached_property
+    def _tensors_taken(self) -> frozenset[str]:
+        return frozenset(name for each in self._flows_taken for name in each.tensors)
 
     def _values_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any]) -> dict[str, Any]:
         values = dict(output.values)
@@ -295,14 +297,21 @@ class Stage:
         cut = {"code": "cut_short", "message": f"the {self.name} stopped {limit}: the {made} is probably cut"}
         return [*output.warnings, cut]
 
-    @contextmanager
-    def named_in_errors(self) -> Iterator[None]:
+    def named_in_errors(self) -> "_Naming":
         """Context manager: give this stage's name to every OmniJobsError that is raised within and names no stage."""
-        try:
-            yield
-        except OmniJobsError as error:
-            error.stage = error.stage or self.name
-            raise
+        return _Naming(self.name)
+
+
+class _Naming:
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OmniJobsError):
+            error.stage = error.stage or self._stage
 
 
 def _encoded(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
-from workers.runners.contained import contained
+from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.gpu_diffusion_model_runner import RowCaller
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
@@ -84,7 +84,7 @@ class DiffusionRunner:
         """
         if not isinstance(prompt, DiffusionPrompt):
             raise ModelError(f"a diffusion stage takes no {type(prompt).__name__}", field="kind", stage=self._stage)
-        with contained():
+        with Contained():
             cost = self._worker.model_runner.model.check(prompt)
         async with self._room:
             if self._dead is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from omni_jobs.errors import EngineDead
-from workers.runners.contained import contained
+from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import OmniModelRunnerOutput
 
@@ -49,7 +49,7 @@ class OpenRuns:
         return set(self._tasks.values())
 
     async def _contained(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
-        with contained():
+        with Contained():
             return await run
 
     def close(self) -> None:
