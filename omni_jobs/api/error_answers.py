@@ -103,6 +103,15 @@ def _answer_exception(request: Request, error: Exception) -> Response:
     return answer_to(error)
 
 
+def bytes_of(error: OmniJobsError, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return an error as the bytes of an HTTP answer that has these headers too, and ends its connection."""
+    answer = answer_to(error)
+    answer.headers.update(LAST_HEADERS)
+    lines = [b"HTTP/1.1 %d %s" % (answer.status_code, HTTPStatus(answer.status_code).phrase.encode())]
+    lines += [b"%s: %s" % header for header in (*headers, *answer.raw_headers)]
+    return b"\r\n".join([*lines, b"", bytes(answer.body)])
+
+
 def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an exception that nothing foresaw. Starlette logs it with its trace, and the client learns nothing."""
     answer = answer_to(OmniJobsError("something went wrong in the server"))

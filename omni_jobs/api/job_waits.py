@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from anyio.to_thread import run_sync
 
+from omni_jobs.api.places import Connection
 from omni_jobs.errors import OmniJobsError
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,19 @@ class JobWaits:
         self._released = False
         self._polls: asyncio.Task[None] | None = None
 
-    async def until_ended(self, job_id: str, within_s: float, tenant: str | None = None) -> bool:
+    async def until_ended(
+        self, job_id: str, within_s: float, tenant: str | None = None, connection: Connection | None = None
+    ) -> bool:
         """Wait until the job has ended or is gone, ``within_s`` at the longest. Return early if the server stops.
 
+        Return early where the client of the ``connection`` has left, so that its place is free for others.
         Return early as well if the database does not answer: the caller reads the job next, and gets the error.
-        Return False at once if too many wait, or too many of the ``tenant`` (None: the caller counts among all alone).
+        Return False at once where it has left already, and if too many wait, or too many of the ``tenant`` (None: the
+        caller counts among all alone).
         """
         is_full = tenant is not None and self._of_tenants[tenant] >= self._most_per_tenant
-        if self._released or is_full or len(self._waits) >= self._most:
+        has_left = connection is not None and connection.has_left
+        if self._released or is_full or has_left or len(self._waits) >= self._most:
             return False
         end = asyncio.Event()
         self._waits[end] = job_id
@@ -61,10 +67,14 @@ class JobWaits:
             self._of_tenants[tenant] += 1
         if self._polls is None or self._polls.done():
             self._polls = asyncio.create_task(self._poll())
+        if connection is not None:
+            connection.when_left = end.set
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(end.wait(), within_s)
         finally:
+            if connection is not None:
+                connection.when_left = None
             del self._waits[end]
             if tenant is not None:
                 self._of_tenants[tenant] -= 1

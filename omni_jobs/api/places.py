@@ -35,6 +35,10 @@ class Connection(Protocol):
     """Of its requests; None where it is not known."""
     in_place_of: str | None
     """The holder of whom a slow request was ended to make room for this connection's; None: no such was needed."""
+    has_left: bool
+    """Whether its client sends no more; it may still read."""
+    when_left: Callable[[], object] | None
+    """What is called then."""
 
     @property
     def holder(self) -> str:

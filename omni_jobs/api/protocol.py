@@ -18,14 +18,13 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from typing import ClassVar, Literal
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_jobs.api.client_network import network_of
-from omni_jobs.api.error_answers import LAST_HEADERS, answer_to
+from omni_jobs.api.error_answers import bytes_of
 from omni_jobs.api.open_files import most_connections, most_unaccepted
 from omni_jobs.api.places import Places, holder_of, is_slow
 from omni_jobs.api.request_ids import HEADER, request_id_of
@@ -95,6 +94,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded: int | None = None  # bytes that came after a refusal; None: nothing was refused
         self.tenant: str | None = None
         self.in_place_of: str | None = None
+        self.has_left = False
+        self.when_left: Callable[[], object] | None = None
         self._timers: dict[_Timer, asyncio.TimerHandle] = {}
         self._upgrade_at: int | None = None  # where in a piece of data a head ended that asks for an upgrade
         self._unread_from: tuple[float, int] | None = None  # since when the client must read on, and what it had unread
@@ -105,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.places.leave(self)
+        self._leave()
         self._stop_timer("receive")
         self._stop_timer("send")
         super().connection_lost(exc)
@@ -241,10 +243,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Clients that do not send or do not read
 
-    def eof_received(self) -> None:
-        """Close the connection, because its client sends no more, once its answers so far are read or late."""
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer what the client has asked for whole, though it sends no more, and then close. False: close now."""
         if self.transport.get_write_buffer_size():
             self._expect_reading()
+        self._leave()
+        if self.cycle is None or self.cycle.response_complete or not self._in_head or self._discarded is not None:
+            return False
+        self._keeps_alive = self.cycle.keep_alive = False
+        return True
+
+    def _leave(self) -> None:
+        """Note that the client sends no more. Most that do so have gone, so nothing shall wait for their sake."""
+        self.has_left = True
+        if self.when_left is not None:
+            self.when_left()
 
     def _head_is_late(self) -> None:
         self._stop_timer("receive")
@@ -336,8 +349,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(ServerBusy("all connections are busy, and this one moved too few bytes a second"))
 
     def _trailers_too_large(self) -> HeadTooLarge:
-        limit = self.settings.max_head_bytes
-        return HeadTooLarge(f"more than {limit} bytes of trailers, chunk lengths or chunk extensions came")
+        return HeadTooLarge(f"its trailers and chunks' lengths have more than {self.settings.max_head_bytes} bytes")
 
     def _give_up(self, error: OmniJobsError) -> None:
         """Refuse from a callback of the parser: the exception ends its work, and uvicorn calls send_400_response."""
@@ -358,7 +370,7 @@ class BoundedProtocol(HttpToolsProtocol):
             request_id = self.cycle.scope["state"].get("request_id", request_id)
             self.cycle.disconnected = True  # the answer of its route is dropped
             self.cycle.message_event.set()
-        self.transport.write(_answer(error, [*self.server_state.default_headers, (HEADER, request_id.encode())]))
+        self.transport.write(bytes_of(error, [*self.server_state.default_headers, (HEADER, request_id.encode())]))
         self._linger()
 
     def _linger(self) -> None:
@@ -386,12 +398,3 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded = (self._discarded or 0) + len(data)
         if self._discarded > _LINGER_BYTES:
             self.transport.abort()
-
-
-def _answer(error: OmniJobsError, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return an error as the bytes of an HTTP answer that has these headers too."""
-    answer = answer_to(error)
-    answer.headers.update(LAST_HEADERS)
-    lines = [b"HTTP/1.1 %d %s" % (answer.status_code, HTTPStatus(answer.status_code).phrase.encode())]
-    lines += [b"%s: %s" % header for header in (*headers, *answer.raw_headers)]
-    return b"\r\n".join([*lines, b"", bytes(answer.body)])

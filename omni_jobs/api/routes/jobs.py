@@ -102,6 +102,7 @@ async def submit_job(
 async def get_job(
     caller: Viewer,
     job_id: JobId,
+    request: Request,
     services: ServicesDep,
     wait: Annotated[
         float,
@@ -121,7 +122,8 @@ async def get_job(
         return job.status.is_final, _answer(job)
 
     has_ended, answer = await run_sync(read)
-    if wait and not has_ended and await services.job_waits.until_ended(job_id, wait, caller.sees):
+    connection = request.scope["state"].get("connection")
+    if wait and not has_ended and await services.job_waits.until_ended(job_id, wait, caller.sees, connection):
         _, answer = await run_sync(read)
     return answer
 

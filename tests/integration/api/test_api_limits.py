@@ -6,6 +6,7 @@ import re
 import select
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -340,6 +341,55 @@ def test_a_half_closed_connection_whose_answer_is_not_read(api: ApiServer) -> No
         while api.connections:
             assert time.monotonic() < deadline, "the server keeps the connection"
             time.sleep(0.05)
+
+
+def test_clients_that_send_no_more_are_answered(patient: ApiServer) -> None:
+    """As HTTP has it, and as some proxies, ``socat`` and ``ncat`` do it."""
+    body = json.dumps(ECHO).encode()
+    submit = POST % (b"/v1/jobs", b"application/json", len(body)) + body
+    for request, statuses in (
+        (GET, [b"200"]),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", [b"200"]),
+        (submit, [b"202"]),
+        (GET + submit + GET, [b"200", b"202", b"200"]),
+        (GET + b"GET /healthz HTT", [b"200"]),
+        (submit[:-1], []),
+        (submit[:50], []),
+    ):
+        with connected(patient) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            answer = rest_of(connection)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == statuses, request
+    deadline = time.monotonic() + WAIT_S
+    while patient.connections:
+        assert time.monotonic() < deadline, "the server keeps a connection"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("leaves", ["closes", "resets", "sends no more"])
+def test_a_client_that_has_left_keeps_no_wait(patient: ApiServer, leaves: str) -> None:
+    """Its places are free for others at once: who opens polls and drops them takes nobody's."""
+    job = patient.http.post("/v1/jobs", json=ECHO).json()["id"]
+    poll = LONG_POLL.format(job).encode()
+    waits = patient.services.job_waits
+    connections = [connected(patient) for _ in range(waits._most)]
+    for connection in connections:
+        connection.sendall(poll)
+    deadline = time.monotonic() + WAIT_S
+    while len(waits._waits) < waits._most:
+        assert time.monotonic() < deadline, "the polls do not wait"
+        time.sleep(0.01)
+    for connection in connections:
+        if leaves == "sends no more":
+            connection.shutdown(socket.SHUT_WR)
+            assert b'"queued"' in rest_of(connection)
+        elif leaves == "resets":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    while waits._waits:
+        assert time.monotonic() < deadline, "the waits go on"
+        time.sleep(0.01)
 
 
 def test_a_long_answer_that_does_not_wait_for_the_body_is_read_whole(patient: ApiServer, settings: Settings) -> None:

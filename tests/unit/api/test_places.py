@@ -1,6 +1,6 @@
 """Who must leave a server that is full, and who stays. Time stands still."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -16,6 +16,8 @@ class Client:
         self.slow = False
         self.tenant: str | None = None
         self.in_place_of: str | None = None
+        self.has_left = False
+        self.when_left: Callable[[], object] | None = None
         self.closed = False
         self.refused = False
 
