@@ -401,15 +401,15 @@ SELECT * FROM {rows} AS given(tenant text, part integer, bytes bigint)
 ON CONFLICT (tenant, part) DO UPDATE SET bytes = stored_bytes.bytes + excluded.bytes
 RETURNING 1
 
--- What omni_jobs.jobs.stored_bytes counts. The first revision that counted has the same for all jobs.
+-- What omni_jobs.jobs.stored_bytes counts. It has JOB_ROW and STAGE_RUN_ROW as well.
 -- name: stored_bytes_of_jobs
 SELECT tenant, sum(stored) FROM (
-    SELECT tenant, octet_length(request) + octet_length(metadata) AS stored FROM jobs WHERE id = {names}
+    SELECT tenant, octet_length(request) + octet_length(metadata) + 1024 AS stored FROM jobs WHERE id = {names}
     UNION ALL
     SELECT tenant, (value ->> 'size')::bigint FROM jobs, json_array_elements(media::json) AS each(value) WHERE jobs.id = {names} AND inputs_gone = false
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id),
-           coalesce(octet_length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
+           512 + coalesce(octet_length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
     FROM stage_runs WHERE job_id = {names}
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id), (ref::json ->> 'size')::bigint FROM artifacts WHERE job_id = {names}

@@ -325,15 +325,15 @@ WHERE id = :job
 INSERT INTO stored_bytes (tenant, part, bytes) VALUES (:tenant, :part, :bytes)
 ON CONFLICT (tenant, part) DO UPDATE SET bytes = stored_bytes.bytes + excluded.bytes
 
--- What omni_jobs.jobs.stored_bytes counts. The first revision that counted has the same for all jobs.
+-- What omni_jobs.jobs.stored_bytes counts. It has JOB_ROW and STAGE_RUN_ROW as well.
 -- name: stored_bytes_of_jobs
 SELECT tenant, sum(stored) FROM (
-    SELECT tenant, length(request) + length(metadata) AS stored FROM jobs WHERE id {names}
+    SELECT tenant, length(request) + length(metadata) + 1024 AS stored FROM jobs WHERE id {names}
     UNION ALL
     SELECT tenant, json_extract(value, '$.size') FROM jobs, json_each(media) WHERE jobs.id {names} AND inputs_gone = 0
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id),
-           coalesce(length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
+           512 + coalesce(length(result), 0) + CASE WHEN payload_gone THEN 0 ELSE coalesce(payload_bytes, 0) END
     FROM stage_runs WHERE job_id {names}
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id), json_extract(ref, '$.size') FROM artifacts WHERE job_id {names}

@@ -37,7 +37,7 @@ class _Bytes(NamedTuple):
     """What a job brings."""
 
     media: int
-    stored: int  # its media, request and metadata
+    stored: int  # its media, request, metadata and rows
 
 
 _NO_BYTES: Final = _Bytes(0, 0)
@@ -181,7 +181,8 @@ def _bytes_of(admitted: Sequence[AdmittedRequest | OmniJobsError]) -> list[_Byte
             found.append(_NO_BYTES)
             continue
         media = sum(len(medium.data) for medium in each.media)
-        found.append(_Bytes(media, media + stored_bytes.of_request(each.request, each.metadata)))
+        rows = stored_bytes.of_rows(len(each.stages))
+        found.append(_Bytes(media, media + rows + stored_bytes.of_request(each.request, each.metadata)))
     return found
 
 

@@ -1,7 +1,9 @@
 """Stored bytes: how much each tenant keeps stored, whether its jobs have ended or not.
 
 The requests and metadata of its jobs as JSON, their media, and the results, payloads and artifacts of their stage runs,
-until each is deleted. Left out are what is small or short-lived: progress, events, errors, snapshots.
+until each is deleted; and JOB_ROW and STAGE_RUN_ROW for what else stands in their rows and indexes, because a job
+without any content fills a database, too. Left out is what is short-lived or bounded for each job: progress, snapshots,
+events, errors (``retry_job``).
 
 Every transaction that stores or deletes one of these adds the difference to a row of its tenant. A tenant has several
 such rows, one for each part of the processes, because transactions that change the same row wait for each other. These
@@ -16,6 +18,11 @@ from sqlalchemy import Connection
 
 from omni_jobs.database.statement import bulk, listed, statement
 from omni_jobs.database.tables import encode_json
+
+JOB_ROW: Final = 1024
+"""The bytes that a job takes beside its contents, with its events and all their indexes."""
+STAGE_RUN_ROW: Final = 512
+"""The same of a stage run."""
 
 _PARTS: Final = 16
 ADD_STORED_BYTES = bulk("add_stored_bytes", "tenant", "part", "bytes")
@@ -35,6 +42,11 @@ def add(tx: Connection, changes: Mapping[str, int]) -> None:
 def of_media(media: Sequence[Mapping[str, Any]]) -> int:
     """Return the bytes of a job's media, {key, size, …} each."""
     return sum(int(medium["size"]) for medium in media)
+
+
+def of_rows(stages: int) -> int:
+    """Return the bytes of the rows of a job that runs so many stages, without their contents."""
+    return JOB_ROW + stages * STAGE_RUN_ROW
 
 
 def of_request(request: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:

@@ -102,7 +102,8 @@ def prepare(job: NewJob) -> PreparedJob:
     stages = tuple(stage.name for stage in job.stages)
     wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, stages, job.cost)
     values = _job_values(job)
-    stored = len(values[_REQUEST]) + len(values[_METADATA]) + stored_bytes.of_media(job.media)
+    stored = len(values[_REQUEST]) + len(values[_METADATA])
+    stored += stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
     return PreparedJob(job, values, _stage_run_values(job), wish, stored)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewJob, NewStage, NewWorker, new_job_id
+from omni_jobs.jobs.stored_bytes import JOB_ROW, STAGE_RUN_ROW
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import ObjectRef
 
@@ -116,11 +117,12 @@ def stored_bytes(database: Database) -> dict[str, int]:
     sums: Counter[str] = Counter()
     with database.begin() as tx:
         for job in tx.execute(text("SELECT tenant, request, metadata, media, inputs_gone FROM jobs")):
-            sums[job.tenant] += len(job.request.encode()) + len(job.metadata.encode())
+            sums[job.tenant] += len(job.request.encode()) + len(job.metadata.encode()) + JOB_ROW
             sums[job.tenant] += 0 if job.inputs_gone else sum(medium["size"] for medium in json.loads(job.media))
         of_runs = "SELECT tenant, result, payload_bytes, payload_gone FROM stage_runs JOIN jobs ON jobs.id = job_id"
         for run in tx.execute(text(of_runs)):
-            sums[run.tenant] += len((run.result or "").encode()) + (0 if run.payload_gone else run.payload_bytes or 0)
+            sums[run.tenant] += STAGE_RUN_ROW + len((run.result or "").encode())
+            sums[run.tenant] += 0 if run.payload_gone else run.payload_bytes or 0
         for artifact in tx.execute(text("SELECT tenant, ref FROM artifacts JOIN jobs ON jobs.id = job_id")):
             sums[artifact.tenant] += json.loads(artifact.ref)["size"]
     return {tenant: stored for tenant, stored in sums.items() if stored}

@@ -218,7 +218,7 @@ def test_media_of_a_bulk_and_of_a_retry(settings: Settings, database: Database, 
 
 def test_stored_bytes(api: ApiServer, database: Database) -> None:
     """Texts count, also of jobs that have ended, until they are deleted."""
-    few, many = tenant(database, "few", stored_bytes=25_000), tenant(database, "many")
+    few, many = tenant(database, "few", stored_bytes=29_000), tenant(database, "many")
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 10_000}]}
     jobs = []
     for _ in range(2):
@@ -229,23 +229,37 @@ def test_stored_bytes(api: ApiServer, database: Database) -> None:
     code, message = refusal(api.http.post("/v1/jobs", json=body, headers=few))
     assert code == "too_much_stored"
     assert re.match(
-        r"tenant few keeps 20\d\d\d bytes stored, and may keep 25000: 10\d\d\d more came; deleting", message
+        r"tenant few keeps 24\d\d\d bytes stored, and may keep 29000: 12\d\d\d more came; deleting", message
     )
     assert of_bulk(api, few, body, ECHO, body) == ["too_much_stored", "created", "too_much_stored"]
     assert api.http.post("/v1/jobs", json=body, headers=many).status_code == 202
     assert api.http.post(f"/v1/jobs/{jobs[0]}/retry", headers=few).status_code == 200  # it brings nothing
-    Tenants(database).set("few", limits={"stored_bytes": 15_000})
+    Tenants(database).set("few", limits={"stored_bytes": 18_000})
     api.services.callers._keys._there.clear()  # as after some seconds
     assert refusal(api.http.post(f"/v1/jobs/{jobs[1]}/retry", headers=few))[0] == "too_much_stored"
     assert api.http.delete(f"/v1/jobs/{jobs[1]}", headers=few).status_code == 204
     assert of_bulk(api, few, ECHO, body, name="c") == ["created", "too_much_stored"]
 
 
+def test_stored_bytes_of_many_small_jobs(api: ApiServer, database: Database) -> None:
+    """Their rows count, also once they have ended."""
+    few = tenant(database, "few", stored_bytes=10_000)
+    made = []
+    while (answer := api.http.post("/v1/jobs", json=ECHO, headers=few)).status_code == 202:
+        made.append(answer.json()["id"])
+        api.http.post(f"/v1/jobs/{made[-1]}/cancel", headers=few)
+        assert len(made) < 10
+    assert refusal(answer)[0] == "too_much_stored"
+    assert len(made) == 4
+    api.http.delete(f"/v1/jobs/{made[0]}", headers=few)
+    assert api.http.post("/v1/jobs", json=ECHO, headers=few).status_code == 202
+
+
 def test_stored_bytes_of_many_at_once(api: ApiServer, database: Database) -> None:
-    few = tenant(database, "few", stored_bytes=45_000)
+    few = tenant(database, "few", stored_bytes=54_000)
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 10_000}]}
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: api.http.post("/v1/jobs", json=body, headers=few).status_code, range(16)))
     assert answers.count(202) <= 4
-    assert api.services.jobs.stored_bytes("few") <= 45_000
+    assert api.services.jobs.stored_bytes("few") <= 54_000
     assert api.http.post("/v1/jobs", json=body, headers=few).status_code == (429 if answers.count(202) == 4 else 202)

@@ -162,6 +162,23 @@ def test_every_transition_once(jobs_or_forgetful: Jobs, database: Database) -> N
     pass_time(database, 1)
 
 
+def test_a_database_grows_by_what_is_counted(jobs: Jobs, database: Database) -> None:
+    """Within what the rows that a database has not yet freed take: whoever may store n bytes fills no more than 3 n."""
+    size = {
+        "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+        "postgresql": "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables",
+    }[database.dialect]
+    before = database.read(lambda tx: tx.execute(text(size)).scalar_one())
+    register_each(jobs, DIAMOND, slots=1000, lease_s=1e6)
+    jobs.submit_all([new_job(DIAMOND, tenant="many") for _ in range(1000)])
+    for stage in DIAMOND:
+        jobs.complete([completion(each, 0) for each in claim(jobs, stage, 1000)])
+    grown = database.read(lambda tx: tx.execute(text(size)).scalar_one()) - before
+    counted = jobs.stored_bytes("many")
+    print(f"{grown / 1000:.0f} bytes a job, and counted {counted / 1000:.0f}")
+    assert grown < 3 * counted
+
+
 def test_processes_count_at_once(database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads stand for processes: each has its own connections and its own part of the counters."""
     life = Life(Jobs(database), database)
