@@ -197,6 +197,6 @@ def new_job(
         idempotency_key=idempotency_key,
         expires_at=admitted.expires_at,
         priority=admitted.priority,
-        cost=cost_of(admitted.stages, admitted.request["parameters"]),
+        cost=cost_of(admitted.stages, admitted.request["parameters"], admitted.prompt_tokens),
         expires_in_s=expires_in_s,
     )

@@ -8,14 +8,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.priority import Priority
 from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
-from omni_jobs.requests.content import Contents, Medium, check_input_pixels, decode_base64, measure
+from omni_jobs.requests.content import Contents, check_input_pixels, decode_base64, measure
+from omni_jobs.requests.cost import estimated_tokens
 from omni_jobs.requests.job_request import JobRequest, TextPart
 from omni_jobs.requests.json_body import Long, canonical, parse_body
 from omni_jobs.requests.options import modalities_of, outputs_of, parameters_of
@@ -69,6 +69,7 @@ class AdmittedRequest:
     request_digest  equal for equal JSON, whatever its spacing and the order of its keys
     expires_at      unix seconds at which the job stops by itself; it may have passed, because admission has no clock
     priority        among its tenant's jobs
+    prompt_tokens   as the model counts them, or about as many where none does (``cost.estimated_tokens``)
     """
 
     request: dict[str, Any]
@@ -81,6 +82,7 @@ class AdmittedRequest:
     request_digest: str
     expires_at: float | None = None
     priority: Priority = Priority.NORMAL
+    prompt_tokens: float = 0.0
 
 
 def parse(body: bytes | bytearray, settings: Settings) -> ParsedRequest:
@@ -130,19 +132,18 @@ def admit(
         "parameters": parameters,
         "return_token_ids": request.return_token_ids,
     }
-    admitted |= outputs
-    if request.previews:
-        admitted["previews"] = True
+    admitted |= outputs | ({"previews": True} if request.previews else {})
     if embeds is not None:
         from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
 
         admitted["prompt_embeds"] = {"media": 0}
         with renderer_errors(pipeline.name):
-            check_embeds(embeds, renderer, stages)
+            prompt_tokens: float = check_embeds(embeds, renderer, stages)
         media = [Media("application/vnd.safetensors", embeds)]
     else:
-        check_length = partial(_check_length, renderer, admitted, stages, contents.media)
-        media = _check_media(contents, settings, wall, renderer, check_length)
+        length = _Length(renderer, admitted, stages, contents)
+        media = _check_media(contents, settings, wall, renderer, length.check)
+        prompt_tokens = length.tokens
     return AdmittedRequest(
         request=admitted,
         media=media,
@@ -154,6 +155,7 @@ def admit(
         request_digest=_digest(parsed, prompt_embeds),
         expires_at=request.expires_at,
         priority=Priority(request.priority or Priority.NORMAL),
+        prompt_tokens=prompt_tokens,
     )
 
 
@@ -221,26 +223,38 @@ def _check_media(
     return [Media(info.media_type, medium.data) for medium, info in zip(contents.media, infos, strict=True)]
 
 
-def _check_length(
-    renderer: PromptRenderer | None,
-    request: Mapping[str, Any],
-    stages: Sequence[StageConfig],
-    media: Sequence[Medium],
-    infos: Sequence[MediaInfo],
-) -> None:
-    """Raise InvalidRequest where the prompt has more tokens than the model takes, and for pictures beyond a limit."""
-    for stage in stages:
-        for medium, info in zip(media, infos, strict=True):
-            check_input_pixels(stage, medium, info)
-    if renderer is None:
-        return
-    with renderer_errors(request["model"]):
-        renderer.check(request)
-        tokens = renderer.count_tokens(request, infos)
-        limit = renderer.prompt_limit(stages)
-        is_too_long = tokens > limit
-    if is_too_long:
-        raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
+class _Length:
+    """The length of a prompt, of messages. ``check`` counts it and bounds it."""
+
+    def __init__(
+        self,
+        renderer: PromptRenderer | None,
+        request: Mapping[str, Any],
+        stages: Sequence[StageConfig],
+        contents: Contents,
+    ) -> None:
+        self._renderer = renderer
+        self._request = request
+        self._stages = stages
+        self._contents = contents
+        self.tokens = 0.0  # AdmittedRequest.prompt_tokens, by the last check
+
+    def check(self, infos: Sequence[MediaInfo]) -> None:
+        """Raise InvalidRequest for a prompt of more tokens than the model takes, and for pictures beyond a limit."""
+        for stage in self._stages:
+            for medium, info in zip(self._contents.media, infos, strict=True):
+                check_input_pixels(stage, medium, info)
+        self.tokens = estimated_tokens(self._contents.text_bytes, infos)
+        if self._renderer is None:
+            return
+        with renderer_errors(self._request["model"]):
+            self._renderer.check(self._request)
+            tokens = self._renderer.count_tokens(self._request, infos)
+            limit = self._renderer.prompt_limit(self._stages)
+            is_too_long = tokens > limit
+        if is_too_long:
+            raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
+        self.tokens = tokens or self.tokens  # models of sounds and pictures count none
 
 
 def _digest(parsed: ParsedRequest, beside: bytes | None) -> str:

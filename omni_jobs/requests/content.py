@@ -44,7 +44,7 @@ class Contents:
         self._pipeline = pipeline
         self._settings = settings
         self._long = long
-        self._text_bytes = 0
+        self.text_bytes = 0  # of all messages, once they are converted
         self.media: list[Medium] = []  # in the order of the messages, once they are converted
 
     def convert(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -93,8 +93,8 @@ class Contents:
 
     def _text(self, text: str, field: str) -> str:
         fits = len(text) <= self._settings.max_text_bytes  # one that does not is not worth encoding
-        self._text_bytes += len(text.encode()) if fits else len(text)
-        if self._text_bytes > self._settings.max_text_bytes:
+        self.text_bytes += len(text.encode()) if fits else len(text)
+        if self.text_bytes > self._settings.max_text_bytes:
             raise RequestTooLarge(
                 f"at most {self._settings.max_text_bytes} bytes of text (max_text_bytes)", field=field
             )

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
-def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> None:
+def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
     """Check embeddings that stand in place of a prompt: a safetensors file with one tensor, ``prompt_embeds``.
 
-    Raises InvalidRequest without a renderer, and unless it has the shape [tokens, hidden size] and the dtype F16, BF16
-    or F32, fits the model in size and length, and holds only finite values.
+    Return the number of its tokens. Raises InvalidRequest without a renderer, and unless it has the shape [tokens,
+    hidden size] and the dtype F16, BF16 or F32, fits the model in size and length, and holds only finite values.
     """
     if renderer is None:
         raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")
@@ -37,5 +37,6 @@ def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stag
         if not 1 <= tokens <= limit:
             raise InvalidRequest(f"{tokens} tokens; the model takes 1 to {limit}", field="prompt_embeds.shape")
         payload.check_finite()
+        return tokens
     except PayloadError as error:
         raise InvalidRequest(error.message, field=error.field or "prompt_embeds") from None

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from omni_jobs.media.info import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import cost_of
-from omni_jobs.requests.cost import LEAST, MOST
+from omni_jobs.requests.cost import LEAST, MOST, estimated_tokens
 from workers.runners.remote.parameters import RemoteParameters
 
 ROOT = Path(__file__).parents[3]
@@ -90,6 +91,28 @@ def test_pictures_and_videos_of_servers() -> None:
     assert (chosen.pixels, chosen.frames) == (2 << 20, 192)
     assert (RemoteParameters(size="auto").pixels, RemoteParameters(num_frames=9, seconds=3).frames) == (None, 9)
     assert RemoteParameters().frames is None
+
+
+def test_a_long_prompt_costs_also_where_little_is_made_of_it(pipelines: Pipelines) -> None:
+    stages = pipelines.named("chat").stages_for(("text",))
+    made = {"llm": {"max_tokens": 1}}
+    for tokens, expected in ((0, LEAST), (1024, LEAST), (1024 + 4096, LEAST + 1), (103_424, LEAST + 25), (1e9, MOST)):
+        assert cost_of(stages, made, tokens) == pytest.approx(expected)
+    assert cost_of(stages, {}, 40) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "media", "tokens"),
+    [
+        (4096, [], 1024),
+        (0, [AudioInfo("audio/wav", 3600 * 16_000)], 180_000),
+        (0, [ImageInfo("image/png", 2800, 2800)], 10_000),
+        (0, [VideoInfo("video/mp4", 64, 280, 280, 32.0)], 3200),
+        (400, [AudioInfo("audio/wav", 16_000), ImageInfo("image/png", 28, 28)], 151),
+    ],
+)
+def test_what_no_model_counts_is_estimated(text_bytes: int, media: list[MediaInfo], tokens: float) -> None:
+    assert estimated_tokens(text_bytes, media) == pytest.approx(tokens)
 
 
 def test_a_cost_has_a_greatest(pipelines: Pipelines) -> None:

@@ -55,6 +55,30 @@ def says(*content: Any, role: str = "user") -> list[dict[str, Any]]:
 # What is admitted
 
 
+def test_a_prompt_has_the_tokens_that_its_model_counts(pipelines: Pipelines, settings: Settings) -> None:
+    contents = [
+        {"type": "text", "text": "Hello"},
+        {"type": "text", "text": "long words " * 100},
+        samples.audio_part(WAV),
+        samples.audio_part(samples.wav(5.0)),
+    ]
+    short, long, sound, longer_sound = (
+        admitted(pipelines, settings, messages=says(content, {"type": "text", "text": "Hello"})).prompt_tokens
+        for content in contents
+    )
+    assert 0 < short < long
+    assert short < sound < longer_sound
+
+
+def test_where_no_model_counts_the_tokens_of_a_prompt_its_size_tells_them(
+    pipelines: Pipelines, settings: Settings
+) -> None:
+    said = [{"role": "user", "content": "é" * 4000}]
+    assert admitted(pipelines, settings, model="echo", messages=said).prompt_tokens == 2000
+    picture = says(samples.image_part(samples.image(280, 140)))
+    assert admitted(pipelines, settings, model="upscale", messages=picture).prompt_tokens == 50
+
+
 def test_the_least_request(pipelines: Pipelines, settings: Settings) -> None:
     found = admitted(pipelines, settings)
     assert found.request == {
