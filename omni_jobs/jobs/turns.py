@@ -32,7 +32,10 @@ weight w each, its low line has w / LOW_PACES.
   those of older tenants at the other stages, until it has had as much as they.
 - Slots that a stage keeps for high jobs (``slots_for_high``) are beside all this. High jobs are claimed for them by
   their turns, but before others with lower ones; all others have the slots that are left.
-- A tenant with normal and high jobs waiting gets up to twice its share, until its normal jobs of before have ended.
+- A tenant with normal and high jobs waiting gets up to twice its share, until its normal jobs of before have ended. Its
+  later normal jobs lie as much further behind. So it is never further ahead of its share than by the normal jobs that
+  it had waiting at one time. To take these back for each high job would cost a submit a search among them, and send the
+  oldest to the end.
 - Low jobs take a share of 1 / LOW_PACES beside the tenant's own; without other tenants they take all there is.
 """
 

@@ -201,6 +201,17 @@ def test_jobs_of_all_priorities(line: Line, limit: int | None) -> None:
     line.check("all priorities", line.run(CLAIMS), 1 / (3 + 1 / LOW_PACES))
 
 
+def test_high_jobs_beside_normal_ones_are_paid_for(line: Line) -> None:
+    """For a while they have a share of their own. In the end the tenant had no more than its weight says."""
+    line.submit("victim", 800)
+    line.submit("cheat", 200)
+    line.submit("cheat", 200, priority=Priority.HIGH)
+    first = line.run(CLAIMS)
+    line.check("high beside normal jobs", first, 1 / 3)
+    line.submit("cheat", 400)
+    line.check("high beside normal jobs, in the end", first + line.run(3 * CLAIMS), 1 / 2)
+
+
 def test_a_heavy_victim(line: Line) -> None:
     line.tenants.set("victim", weight=3.0)
     line.tenants.create("cheat", limits={"running_jobs": 5})
