@@ -12,6 +12,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import read_settings
 from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
+from workers.consumer.kombu_hooks import guard_banner
 from workers.consumer.log_lines import show_printable_lines
 
 try:
@@ -22,6 +23,7 @@ except ConfigError as error:
 app.set_current()
 app.steps["consumer"].add(HookStep)
 signals.celeryd_init.connect(check_command_line)
+signals.celeryd_init.connect(guard_banner)
 signals.after_setup_logger.connect(show_printable_lines)
 
 

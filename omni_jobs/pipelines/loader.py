@@ -115,15 +115,19 @@ def load_pipelines(directory: Path) -> Pipelines:
     """Return the pipelines of all ``*.yaml`` files of a directory.
 
     A pipeline that needs a missing or broken plug-in is among them, so that the others live; ``Pipelines.broken`` tells
-    why it cannot run. Raises ConfigError for a missing directory, the first wrong file, and a pipeline name that two
-    files have.
+    why it cannot run. Raises ConfigError for a directory that is missing or cannot be read, the first wrong file, and a
+    pipeline name that two files have.
     """
-    if not directory.is_dir():
-        raise ConfigError("no such directory", file=str(directory))
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix == ".yaml")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError("no such directory", file=str(directory)) from None
+    except OSError as error:
+        raise ConfigError(f"the directory cannot be read: {error.strerror}", file=str(directory)) from None
     files: dict[str, Path] = {}
     pipelines = []
     broken: dict[str, PluginBroken] = {}
-    for path in sorted(directory.glob("*.yaml")):
+    for path in paths:
         pipeline, found = _read_pipeline(path)
         unusable = next((error for error in found if isinstance(error, PluginBroken)), None)
         if found and unusable is None:

@@ -6,6 +6,7 @@ omni-jobs.sqlite   the jobs
 objects/           payloads, media and artifacts
 valkey/            Valkey's append-only file and configuration
 load-locks/        a lock for each GPU, which a worker holds while it loads its model there
+rescuer.round      touched by the rescuer after each round that went well
 logs/              the log of each child process, and as .log.1 that of the stack's start before
 """
 
@@ -70,6 +71,7 @@ class DataDirectory:
         self.path = path.expanduser().resolve()
         self.load_locks = self.path / "load-locks"
         self.logs = self.path / "logs"
+        self.rescuer_round = self.path / "rescuer.round"
         self.valkey = self.path / "valkey"
         self.lock_fd: int | None = None  # while open; a process that inherits it keeps the directory locked
 

@@ -7,6 +7,7 @@ The children run the same commands as in production, with other URLs. Nothing ou
 thread stops them, and if this process is killed, its sentinel does.
 """
 
+import errno
 import logging
 import os
 import secrets
@@ -223,6 +224,7 @@ class EmbeddedStack:
             api_url=self.url,
             settings=self.settings,
             sentinel=self._sentinel,
+            round_file=self._directory.rescuer_round,
             on_ready=lambda: self._directory.write_url(self.url),
             on_notice=self._on_notice,
             temporary=self._temporary,
@@ -235,9 +237,11 @@ class EmbeddedStack:
         try:
             return open_listener(host, self._port)
         except OSError as error:
-            raise StackError(
-                f"cannot listen on {host} port {self._port} ({error.strerror}): try another --port"
-            ) from error
+            remedy = "name an address of this machine in OMNI_JOBS_API_HOST"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                remedy = "try another --port"
+            why = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else error.strerror
+            raise StackError(f"cannot listen on {host} port {self._port} ({why}): {remedy}") from error
 
     def _make_children(self, valkey: Valkey, listener: int) -> list[Child]:
         unbuffered = {"PYTHONUNBUFFERED": "1"}
@@ -246,7 +250,7 @@ class EmbeddedStack:
         commands = {
             VALKEY: (valkey.command(), bare_environment(os.environ)),
             API: ([*omni_jobs, "api", "--fd", str(listener)], for_servers),
-            RESCUER: ([*omni_jobs, "rescuer"], for_servers),
+            RESCUER: ([*omni_jobs, "rescuer", "--round-file", str(self._directory.rescuer_round)], for_servers),
         }
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
         defaults = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}

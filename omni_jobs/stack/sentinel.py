@@ -26,6 +26,7 @@ from pathlib import Path
 GRACE_S = 10.0
 TRACKERS_S = 10.0  # for resource trackers, which clean up after killed processes
 KILL_S = 5.0  # for killed processes to end
+STOP_S = 5.0  # for a sentinel to leave
 
 
 class Sentinel:
@@ -36,33 +37,67 @@ class Sentinel:
 
         The sentinel inherits ``lock_fd``, so that the data directory stays locked until all sessions have ended.
         """
+        self._lock_fd = lock_fd
+        self._remove = remove
+        self._sessions: set[int] = set()
+        self._start()
+
+    def _start(self) -> None:
         import subprocess  # the sentinel itself needs neither
 
         from omni_jobs.stack.environments import bare_environment
 
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *remove],
+            [sys.executable, "-I", "-S", __file__, *self._remove],
             env=bare_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             bufsize=0,  # an order that a killed sentinel did not take must not wait in a buffer until ``stop``
-            pass_fds=() if lock_fd is None else (lock_fd,),
+            pass_fds=() if self._lock_fd is None else (self._lock_fd,),
         )
 
-    def send(self, order: str) -> None:
-        """Send an order of the module's docstring, such as ``session 17``; do nothing if the sentinel was killed."""
+    def watch(self, session: int) -> None:
+        """Make the sentinel end this session, too, if this process is killed."""
+        self._sessions.add(session)
+        self._send(f"session {session}")
+
+    def forget(self, session: int) -> None:
+        """Make the sentinel leave this session alone, because it has ended."""
+        self._sessions.discard(session)
+        self._send(f"forget {session}")
+
+    def renew(self) -> bool:
+        """Start another sentinel with all sessions if this one was killed; return whether one was started."""
+        if self._process.poll() is None:
+            return False
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # the stack goes on without it
-                self._process.stdin.write(f"{order}\n".encode())
+            self._process.stdin.close()
+        try:
+            self._start()
+        except OSError:  # no memory or too many processes: the next call tries again
+            return False
+        for session in self._sessions:
+            self._send(f"session {session}")
+        return True
 
     def stop(self) -> None:
         """Tell the sentinel that the stack has stopped, and wait for its end. It kills and removes nothing."""
-        self.send("done")
+        self._send("done")
         if self._process.stdin is not None:
             self._process.stdin.close()
+        deadline = time.monotonic() + STOP_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._process.kill()  # somebody has stopped it
         self._process.wait()
+
+    def _send(self, order: str) -> None:
+        """Send an order of the module's docstring; do nothing if the sentinel was killed."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError, ValueError):  # the stack goes on without it; ValueError: no other started
+                self._process.stdin.write(f"{order}\n".encode())
 
 
 def processes_of(sessions: Collection[int]) -> list[int]:
@@ -97,6 +132,15 @@ def _signal(pids: Collection[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped, as by SIGSTOP, and has not been continued. A debugger's is not."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def is_resource_tracker(pid: int) -> bool:

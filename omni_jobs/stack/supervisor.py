@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError, StackError
-from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState
+from omni_jobs.stack.hang_watch import HangWatch
 from omni_jobs.stack.readiness import ChildReadiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
@@ -46,6 +47,7 @@ class Supervisor:
         api_url: str,
         settings: Settings,
         sentinel: Sentinel,
+        round_file: Path,
         on_ready: Callable[[], None],
         on_notice: Callable[[str], None],
         temporary: bool,
@@ -54,14 +56,15 @@ class Supervisor:
 
         The thread calls ``on_ready`` once all children are ready. Between two that turn ready pass at most the
         ``load_limit_s`` of the children's ``settings``, because workers of one GPU load one after another. It calls
-        ``on_notice`` with what an operator should know: a child died, is started anew, is ready again. The children of
-        a ``temporary`` stack get less time to stop.
+        ``on_notice`` with what an operator should know: a child died or hangs, is started anew, is ready again. The
+        children of a ``temporary`` stack get less time to stop.
         """
         self._children = list(children)
         self._valkey = valkey
         self._api_url = api_url
         self._settings = settings
         self._sentinel = sentinel
+        self._round_file = round_file
         self._on_ready = on_ready
         self._on_notice = on_notice
         self._temporary = temporary
@@ -112,7 +115,7 @@ class Supervisor:
     def _run(self) -> None:
         try:
             with closing(Database(self._settings.resolved_database_url)) as database:
-                readiness = ChildReadiness(self._valkey, self._api_url, Jobs(database))
+                readiness = ChildReadiness(self._valkey, self._api_url, database, self._round_file)
                 self._start_all(database, readiness)
                 self._on_ready()
                 self._settled.set()
@@ -121,6 +124,9 @@ class Supervisor:
             pass
         except OmniJobsError as error:
             self._failure = error
+        except OSError as error:  # a log that cannot be written, no memory for a process
+            where = "" if error.filename is None else f"{error.filename}: "
+            self._failure = StackError(f"{where}{error.strerror or error}")
         except Exception as error:  # noqa: BLE001 — raised in the caller's thread
             self._failure = StackError(f"{type(error).__name__}: {error}")
         finally:
@@ -142,7 +148,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))
         self._sessions.add(pid)
-        self._sentinel.send(f"session {pid}")
+        self._sentinel.watch(pid)
 
     def _await_ready(self, children: Sequence[Child], readiness: ChildReadiness, limit_s: float) -> None:
         """Wait until all these children serve. One that ends meanwhile, or is late, is given up.
@@ -187,7 +193,7 @@ class Supervisor:
 
     def _forget(self, pid: int) -> None:
         self._sessions.discard(pid)
-        self._sentinel.send(f"forget {pid}")
+        self._sentinel.forget(pid)
 
     def _next_exit(self, timeout: float | None) -> Child | None:
         """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
@@ -201,10 +207,14 @@ class Supervisor:
         return child if child.pid == pid and child.state is not ChildState.FAILED else None
 
     def _keep_running(self, readiness: ChildReadiness) -> None:
-        """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped."""
+        """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped.
+
+        One that hangs is killed, so that it dies.
+        """
+        watch = HangWatch(self._children, readiness.still_serves, self._settings.stall_after_s)
         while True:
             unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
-            dead = self._next_exit(POLL_S if unsettled else None)
+            dead = self._next_exit(POLL_S if unsettled else watch.check_s)
             if dead is not None and dead.pid is not None:
                 end_sessions({dead.pid}, grace_s=0)  # it may have left processes, such as a worker's engine
                 self._forget(dead.pid)
@@ -217,6 +227,15 @@ class Supervisor:
                 elif child.state is ChildState.STARTING and readiness.serves(child):
                     child.mark_ready()
                     self._tell(f"{child.name} is ready again")
+            if watch.is_due:
+                self._end_what_hangs(watch)
+
+    def _end_what_hangs(self, watch: HangWatch) -> None:
+        for child, seconds in watch.hanging():
+            self._tell(f"{child.name} (process {child.pid}) hangs for {seconds:.0f} s, or is stopped: it is killed")
+            child.kill()
+        if self._sentinel.renew():
+            self._tell("the sentinel process ended; it is started anew")
 
     def _restart(self, child: Child) -> None:
         try:

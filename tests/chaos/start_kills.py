@@ -211,7 +211,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=1, help="of the engine (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the targets and moments (default 1)")
     parser.add_argument("--target", choices=("worker", "engine", "rank"), help="strike no other (default any)")
-    parser.add_argument("--signal", choices=sorted({each.name for each in SIGNALS}), help="send no other (default any)")
+    parser.add_argument(
+        "--signal",
+        choices=sorted({each.name for each in (*SIGNALS, signal.SIGQUIT)}),
+        help="send no other (default any)",
+    )
     parser.add_argument("--json", type=Path, help="write what became of each start here")
     return parser.parse_args()
 

@@ -4,6 +4,7 @@
                     has bad base64 or lacks a property
     gate_pops       send BRPOP only while there is room, and not at once again to a key that is no list
     guard_control   drop a malformed broadcast, on which stock kombu ends the worker
+    guard_banner    start also where stdout takes nothing, as a log on a full disk
     ask_to_stop     end the worker's main loop, from any thread
 
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
@@ -13,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty
 from types import MethodType
 from typing import Any
@@ -87,6 +89,20 @@ def guard_control(connection: Connection) -> None:
             raise Empty from None
 
     cycle.on_readable = guarded
+
+
+def guard_banner(instance: Any, **_: Any) -> None:
+    """Make a worker whose banner cannot be written start without it. A receiver of Celery's signal ``celeryd_init``.
+
+    Relies on: ``Worker.on_start`` calling its own ``emit_banner``, whose ``print`` raises OSError on a full disk.
+    """
+    emit = instance.emit_banner
+
+    def emit_if_possible() -> None:
+        with suppress(OSError):
+            emit()
+
+    instance.emit_banner = emit_if_possible
 
 
 def ask_to_stop(exit_code: int) -> None:

@@ -103,6 +103,14 @@ def test_every_url_leads_through_the_proxy(api: ApiServer, strips: bool) -> None
             assert client.artifact(job_id, "speech.wav") == b"RIFF"
 
 
+def test_the_page_is_found_without_its_last_slash(api: ApiServer) -> None:
+    sent = api.http.get(PREFIX, headers={"Host": "localhost"})
+    assert (sent.status_code, sent.headers["location"]) == (307, f"{PREFIX}/")
+    assert api.http.get(PREFIX, follow_redirects=True).headers["content-type"].startswith("text/html")
+    assert api.http.post(PREFIX).status_code == 404
+    assert api.http.get(f"{PREFIX}s").status_code == 404
+
+
 def test_without_the_setting_urls_are_those_of_the_root() -> None:
     assert Settings().root_path == ""
 

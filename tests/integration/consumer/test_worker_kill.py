@@ -1,6 +1,7 @@
 """Workers that are killed, stopped, fenced, cut off, or fed with broken payloads."""
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -116,6 +117,24 @@ def test_a_second_signal_or_sigquit_is_quick(
         assert stack.jobs.get(job_id).stages[0].status is StageRunState.QUEUED
     finally:
         stack.close()
+
+
+def test_a_worker_whose_log_is_on_a_full_disk_serves_and_stops(sqlite_stack: EchoStack) -> None:
+    command, environment = sqlite_stack.command("-Q", "echo.first", "-n", "first@full", "-l", "INFO")
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(command, env=environment, stdout=full, stderr=full)
+    try:
+        sqlite_stack.until(
+            lambda: (
+                process.poll() is not None or [view for view in sqlite_stack.jobs.workers() if view.pid == process.pid]
+            ),
+            START_S,
+        )
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_broken_payloads_fail_their_jobs_and_the_worker_lives(sqlite_stack: EchoStack) -> None:

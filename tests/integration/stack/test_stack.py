@@ -497,6 +497,25 @@ def test_up_builds_a_tiny_checkpoint_and_serves_it(tmp_path: Path, monkeypatch: 
             assert enlarged.size == (160, 120)
 
 
+def test_what_hangs_is_killed_and_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_JOBS_STALL_AFTER_S", "5")
+    words = ("valkey-server", "omni_jobs.cli api", "omni_jobs.cli rescuer", "-Q echo.first", "sentinel.py")
+    with up(tmp_path) as process:
+        assert process.stdout is not None
+        url = re.findall(r"http://\S+", process.stdout.readline())[0]
+        before = children_of(process.pid)
+        hung = [pid for pid in before if any(word in command_line(pid) for word in words)]
+        assert len(hung) == len(words)
+        for pid in hung:
+            os.kill(pid, signal.SIGKILL if "sentinel.py" in command_line(pid) else signal.SIGSTOP)
+        until(lambda: len(children_of(process.pid) - before) == len(words), 120)
+        with Client(url) as client:
+            assert client.wait(client.submit(echo("hi")).id, timeout=60).status is JobState.COMPLETED
+        process.terminate()
+        assert process.wait(60) == 0
+        assert children_of(process.pid) == set()
+
+
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     with up(tmp_path) as process:
         assert process.stdout is not None

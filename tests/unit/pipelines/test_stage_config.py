@@ -1,3 +1,4 @@
+import os
 import re
 from pathlib import Path
 
@@ -398,3 +399,17 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(GOOD, encoding="utf-8")
     with pytest.raises(ConfigError, match="has this name already"):
         load_pipelines(tmp_path)
+
+
+def test_a_directory_that_gives_no_files_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
+    assert len(load_pipelines(tmp_path)) == 0
+    (tmp_path / "file").touch()
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    cannot = "the directory cannot be read: "
+    for name, message in (("gone", "no such"), ("file", "no such"), ("round", cannot), ("x" * 300, cannot)):
+        with pytest.raises(ConfigError, match=message):
+            load_pipelines(tmp_path / name)
+    (closed := tmp_path / "closed").mkdir(mode=0)
+    if not os.access(closed, os.R_OK):  # root may read it
+        with pytest.raises(ConfigError, match=cannot):
+            load_pipelines(closed)

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -110,10 +111,46 @@ time.sleep(600)
     assert not segment.exists()
 
 
+def test_a_stopped_process_is_seen(session: subprocess.Popen[str]) -> None:
+    pids_said_by(session)
+    assert not sentinel.is_stopped(session.pid)
+    os.kill(session.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, session.pid, os.WSTOPPED)
+    assert sentinel.is_stopped(session.pid)
+    session.kill()
+    session.wait()
+    assert not sentinel.is_stopped(session.pid)
+
+
+def test_a_killed_sentinel_is_followed_by_one_that_knows_all_sessions(session: subprocess.Popen[str]) -> None:
+    pids_said_by(session)
+    watcher = sentinel.Sentinel(lock_fd=None, remove=[])
+    watcher.watch(1 << 22)  # no process has this id
+    watcher.forget(1 << 22)
+    watcher.watch(session.pid)
+    assert not watcher.renew()
+    watcher._process.kill()
+    watcher._process.wait()
+    assert watcher.renew()
+    os.kill(session.pid, 9)
+    assert watcher._process.stdin is not None
+    watcher._process.stdin.close()  # as when the supervisor is killed
+    watcher._process.wait(20)
+    assert sentinel.processes_of({session.pid}) == []
+
+
+def test_a_stack_stops_beside_a_sentinel_that_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentinel, "STOP_S", 0.1)
+    watcher = sentinel.Sentinel(lock_fd=None, remove=[])
+    os.kill(watcher._process.pid, signal.SIGSTOP)
+    watcher.stop()
+    assert watcher._process.returncode == -signal.SIGKILL
+
+
 def test_a_stack_stops_without_its_sentinel(tmp_path: Path) -> None:
     watcher = sentinel.Sentinel(lock_fd=None, remove=[tmp_path])
     watcher._process.kill()
     watcher._process.wait()
-    watcher.send("session 1")
+    watcher.watch(1)
     watcher.stop()
     assert tmp_path.exists()
