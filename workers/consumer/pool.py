@@ -176,15 +176,18 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done ``work``; cancel it when the worker is asked to stop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while True:
-            try:
-                return future.result(_STOP_CHECK_S)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                if kombu_hooks.stop_asked():
-                    future.cancel()
-                    raise WorkerShutdown(EX_FAILURE if self._broken else 0) from None
+        try:
+            while True:
+                try:
+                    return future.result(_STOP_CHECK_S)
+                except concurrent.futures.TimeoutError:
+                    if future.done():
+                        raise
+                    if kombu_hooks.stop_asked():
+                        raise WorkerShutdown(EX_FAILURE if self._broken else 0) from None
+        except BaseException:  # Celery's handler of SIGQUIT raises here, too: it knows no worker that starts
+            future.cancel()
+            raise
 
     # Doorbells.
 

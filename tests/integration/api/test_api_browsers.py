@@ -350,6 +350,7 @@ def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Set
     writer = ApiKeys(database).create("acme", ["submit"])
     with serve(settings.model_copy(update={"auth": "keys"})) as api:
         answer = api.http.post("/v1/jobs", json=ECHO, headers={"Authorization": f"Bearer {writer.key}"})
+        echo = api.services.pipelines["echo"]
         page.goto(f"http://localhost:{api.port}/")
         page.get_by_label("API key").fill(writer.key)
         page.get_by_role("button", name="Sign in").click()
@@ -358,6 +359,11 @@ def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Set
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("link", name=answer.json()["id"])).to_be_visible()
         expect(page.get_by_label("API key")).to_be_hidden()
+        expect(page.get_by_text("no worker has a live lease")).to_be_visible()
+        api.services.jobs.register_worker(
+            NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0
+        )
+        expect(page.get_by_text("only a key with the scope admin sees the workers")).to_be_visible()
         assert page.evaluate("document.cookie") == ""
         page.reload()
         page.get_by_role("link", name=answer.json()["id"]).click()

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -268,20 +269,27 @@ def test_queue_depths_are_empty_when_all_is_done(stack: EchoStack) -> None:
     stack.until(lambda: not any(stack.app.broker.depths().values()) or None, 20)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 @pytest.mark.parametrize(
     ("fault", "is_migrated", "said"),
     [(None, False, "waiting: "), ("load", True, "the slot is taken")],
     ids=["waits for the database", "loads"],
 )
 def test_a_worker_that_starts_ends_soon_when_it_is_asked_to(
-    fault: str | None, is_migrated: bool, said: str, sqlite_url: str, valkey_server: str, tmp_path: Path
+    fault: str | None,
+    is_migrated: bool,
+    said: str,
+    number: signal.Signals,
+    sqlite_url: str,
+    valkey_server: str,
+    tmp_path: Path,
 ) -> None:
     url = sqlite_url if is_migrated else f"sqlite:///{tmp_path / 'jobs.sqlite'}"
     stack = EchoStack(tmp_path, url, valkey_server)
     try:
         worker = stack.launch("first", fault=fault)
         stack.until(lambda: said in worker.log.read_text() or None, 60)
-        assert worker.stop(within_s=20) == 0, worker.log.read_text()
+        assert worker.stop(number, within_s=20) == (number == signal.SIGQUIT), worker.log.read_text()
         assert "something hangs" not in worker.log.read_text()
     finally:
         stack.close()

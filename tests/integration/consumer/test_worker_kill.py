@@ -125,10 +125,7 @@ def test_a_worker_whose_log_is_on_a_full_disk_serves_and_stops(sqlite_stack: Ech
         process = subprocess.Popen(command, env=environment, stdout=full, stderr=full)
     try:
         sqlite_stack.until(
-            lambda: (
-                process.poll() is not None or [view for view in sqlite_stack.jobs.workers() if view.pid == process.pid]
-            ),
-            START_S,
+            lambda: any(view.pid == process.pid for view in sqlite_stack.jobs.workers()) or None, START_S
         )
         process.terminate()
         assert process.wait(60) == 0

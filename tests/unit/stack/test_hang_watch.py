@@ -42,7 +42,8 @@ def children(tmp_path: Path) -> dict[str, Child]:
 
 def seconds_until_all_hang(watch: HangWatch, clock: Clock, pause_s: float) -> dict[str, float]:
     """Check again and again; return how long each child went on until it counted as one that hangs."""
-    began, found = clock.now, {}
+    began = clock.now
+    found: dict[str, float] = {}
     while len(found) < 3:
         clock.now += pause_s
         for child, _ in watch.hanging():
