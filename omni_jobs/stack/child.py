@@ -106,6 +106,8 @@ class Child:
 
         Once the process has ended, a thread calls ``on_exit`` with that id.
         """
+        self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
+        self.log.parent.mkdir(exist_ok=True, mode=0o700)  # somebody may have removed it
         with open(self.log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -121,7 +123,6 @@ class Child:
             )
         if self.name != API:  # the API competes with its decoders, and people wait for its answers
             use_batch_policy(self._process.pid)
-        self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
         self.state = ChildState.STARTING
         process = self._process
 

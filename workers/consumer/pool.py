@@ -81,6 +81,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._hurry = asyncio.Event()
         self._may_drain = False
         self._ended = False
+        self._opening: concurrent.futures.Future[Any] | None = None  # the start
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
 
     # Start.
@@ -175,19 +176,16 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done ``work``; cancel it when the worker is asked to stop."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            while True:
-                try:
-                    return future.result(_STOP_CHECK_S)
-                except concurrent.futures.TimeoutError:
-                    if future.done():
-                        raise
-                    if kombu_hooks.stop_asked():
-                        raise WorkerShutdown(EX_FAILURE if self._broken else 0) from None
-        except BaseException:  # Celery's handler of SIGQUIT raises here, too: it knows no worker that starts
-            future.cancel()
-            raise
+        future = self._opening = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return future.result(_STOP_CHECK_S)
+            except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+                if kombu_hooks.stop_asked():
+                    future.cancel()
+                    raise WorkerShutdown(EX_FAILURE if self._broken else 0) from None
+                if future.done():
+                    raise
 
     # Doorbells.
 
@@ -277,7 +275,12 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         return _LOAD_CLOSE_S if self.executor is None else _CLOSE_S
 
     def _end(self, drain_s: float) -> None:
+        """Close the stage, once. Celery's handler of SIGQUIT calls for it in the middle of a start."""
+        if self._ended:
+            return
         self._ended = True
+        if self._opening is not None:
+            self._opening.cancel()
         self._process_end.within(self._close_s + drain_s)
         if self._stall_watch is not None:
             self._stall_watch.close()

@@ -288,6 +288,12 @@ def test_the_pause_before_a_restart_grows_and_starts_anew(tmp_path: Path, monkey
     now += 61.0
     dying.schedule_restart()
     assert dying.restart_at == now
+    dying.log.mkdir()
+    for pause_s in (1.0, 2.0, 4.0):  # where no process starts, the last one that was steady does not count again
+        with pytest.raises(OSError, match="log"):
+            dying.start(lambda pid: None)
+        dying.schedule_restart()
+        assert dying.restart_at == now + pause_s
 
 
 # The command line against this stack.
