@@ -176,7 +176,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Block Celery's main thread until the loop has done ``work``; cancel it when the worker is asked to stop."""
-        future = self._opening = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._opening = future
         while True:
             try:
                 return future.result(_STOP_CHECK_S)
