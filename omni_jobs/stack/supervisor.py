@@ -16,7 +16,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError, StackError
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState
-from omni_jobs.stack.hang_watch import HangWatch
+from omni_jobs.stack.child_watch import ChildWatch
 from omni_jobs.stack.readiness import ChildReadiness
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 from omni_jobs.stack.valkey import Valkey
@@ -211,7 +211,7 @@ class Supervisor:
 
         One that hangs is killed, so that it dies.
         """
-        watch = HangWatch(self._children, readiness.still_serves, self._settings.stall_after_s)
+        watch = ChildWatch(self._children, readiness.still_serves, self._settings.stall_after_s)
         while True:
             unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
             dead = self._next_exit(POLL_S if unsettled else watch.check_s)
@@ -230,7 +230,7 @@ class Supervisor:
             if watch.is_due:
                 self._end_what_hangs(watch)
 
-    def _end_what_hangs(self, watch: HangWatch) -> None:
+    def _end_what_hangs(self, watch: ChildWatch) -> None:
         for child, seconds in watch.hanging():
             self._tell(f"{child.name} (process {child.pid}) hangs for {seconds:.0f} s, or is stopped: it is killed")
             child.kill()

@@ -1,4 +1,4 @@
-"""``HangWatch``: finds the children of the embedded stack that serve no longer although their processes run."""
+"""``ChildWatch``: finds the children of the embedded stack that serve no longer although their processes run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ CHECK_S = 10.0
 PATIENCE = 3  # times the limit, for a worker, which watches itself and tells more, and for the rescuer's long rounds
 
 
-class HangWatch:
+class ChildWatch:
     """Checks children from time to time. One that was stopped, or waits for ever, fails one check after another."""
 
     def __init__(self, children: Sequence[Child], still_serves: Callable[[Child], bool], limit_s: float) -> None:

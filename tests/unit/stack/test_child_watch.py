@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.stack import hang_watch
+from omni_jobs.stack import child_watch
 from omni_jobs.stack.child import API, RESCUER, Child
-from omni_jobs.stack.hang_watch import HangWatch
+from omni_jobs.stack.child_watch import ChildWatch
 
 LIMIT_S = 6.0
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hang_watch, "time", clock)
+    monkeypatch.setattr(child_watch, "time", clock)
     return clock
 
 
@@ -40,7 +40,7 @@ def children(tmp_path: Path) -> dict[str, Child]:
     return made
 
 
-def seconds_until_all_hang(watch: HangWatch, clock: Clock, pause_s: float) -> dict[str, float]:
+def seconds_until_all_hang(watch: ChildWatch, clock: Clock, pause_s: float) -> dict[str, float]:
     """Check again and again; return how long each child went on until it counted as one that hangs."""
     began = clock.now
     found: dict[str, float] = {}
@@ -53,7 +53,7 @@ def seconds_until_all_hang(watch: HangWatch, clock: Clock, pause_s: float) -> di
 
 
 def test_what_fails_its_checks_for_long_hangs(children: dict[str, Child], clock: Clock) -> None:
-    watch = HangWatch(list(children.values()), lambda child: False, LIMIT_S)
+    watch = ChildWatch(list(children.values()), lambda child: False, LIMIT_S)
     assert (watch.check_s, watch.is_due) == (2.0, False)
     clock.now += 2.0
     assert watch.is_due
@@ -62,13 +62,13 @@ def test_what_fails_its_checks_for_long_hangs(children: dict[str, Child], clock:
 
 def test_one_good_check_and_another_process_begin_anew(children: dict[str, Child], clock: Clock) -> None:
     answers = iter([False, False, True, False, False, False])
-    watch = HangWatch([children[API]], lambda child: next(answers), LIMIT_S)
+    watch = ChildWatch([children[API]], lambda child: next(answers), LIMIT_S)
     found = []
     for _ in range(6):
         clock.now += 2.0
         found.append(bool(watch.hanging()))
     assert found == [False] * 5 + [True]
-    watch = HangWatch([children[API]], lambda child: False, LIMIT_S)
+    watch = ChildWatch([children[API]], lambda child: False, LIMIT_S)
     for _ in range(2):
         clock.now += 2.0
         assert watch.hanging() == []
@@ -81,6 +81,6 @@ def test_one_good_check_and_another_process_begin_anew(children: dict[str, Child
 
 
 def test_a_pause_of_the_whole_machine_blames_nobody(children: dict[str, Child], clock: Clock) -> None:
-    watch = HangWatch(list(children.values()), lambda child: False, LIMIT_S)
+    watch = ChildWatch(list(children.values()), lambda child: False, LIMIT_S)
     clock.now += 3600.0
     assert watch.hanging() == []
