@@ -1,13 +1,14 @@
 """Holds all uses of vLLM's private API, so that no other package touches it.
 
-register      entry point vllm.general_plugins: registers model classes in each of vLLM's processes
-hooks         the table of the private names, and its check
-model_runner  vLLM's V1 model runner, with its private steps turned into plain hooks
-seeds         a generator for seeded sampling on CPUs
-cpu_lora      a correction of vLLM's LoRA for batches with and without an adapter on CPUs
-worker        vLLM's worker for this platform, made to build our model runner
-engine        AsyncLLM: its start, its calls and its errors
-quick_import  the import of vLLM's engine, without garbage collection meanwhile
+register          entry point vllm.general_plugins: registers model classes and a tokenizer in each of vLLM's processes
+hooks             the table of the private names, and its check
+model_runner      vLLM's V1 model runner, with its private steps turned into plain hooks
+seeds             a generator for seeded sampling on CPUs
+cpu_lora          a correction of vLLM's LoRA for batches with and without an adapter on CPUs
+worker            vLLM's worker for this platform, made to build our model runner
+lone_tokenizer    a tokenizer in a folder that holds no model
+engine            AsyncLLM: its start, its calls and its errors
+quick_import      the import of vLLM's engine, without garbage collection meanwhile
 engine_arguments  the types of its arguments, checked before the start and recorded for processes without vLLM
 """
 
@@ -20,16 +21,19 @@ from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import names
 from workers.parent_death import end_with_parent, is_running
 
-__all__ = ["ENGINE_PID", "register"]
+__all__ = ["ENGINE_PID", "LONE_TOKENIZER", "register"]
 
 logger = logging.getLogger(__name__)
 
 ENGINE_PID = "OMNI_ENGINE_PID"
 """The environment variable with an engine's process id, which the engine sets for the processes of its ranks."""
 
+LONE_TOKENIZER = "omni_jobs_lone"
+"""The ``tokenizer_mode`` of vLLM for a tokenizer that lies in a folder without a model."""
+
 
 def register() -> None:
-    """Register our model classes with vLLM, and let the process of a rank end with its engine's process.
+    """Register our model classes and ``LONE_TOKENIZER`` with vLLM, and let a rank's process end with its engine's.
 
     A rank whose engine died before this call ends at once, because it would load the model for nobody. vLLM calls this
     in each of its processes, even in those of other programs on this installation. It imports a model class only when
@@ -45,6 +49,16 @@ def register() -> None:
     for name, model_class in _model_classes():
         if name not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(name, model_class)
+    _register_lone_tokenizer()
+
+
+def _register_lone_tokenizer() -> None:
+    from vllm.renderers.registry import RENDERER_REGISTRY
+    from vllm.tokenizers.registry import TokenizerRegistry
+
+    if LONE_TOKENIZER not in TokenizerRegistry.tokenizers:  # vLLM warns of what is registered twice
+        TokenizerRegistry.register(LONE_TOKENIZER, "workers.vllm_hooks.lone_tokenizer", "LoneTokenizer")
+        RENDERER_REGISTRY.register(LONE_TOKENIZER, *RENDERER_REGISTRY.renderers["hf"])
 
 
 def _model_classes() -> Iterator[tuple[str, str]]:

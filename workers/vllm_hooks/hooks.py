@@ -56,6 +56,8 @@ _METHODS = (
         "inputs lora_b_weights output_tensor lora_indices_tensor slice_offset slice_size add_inputs",
     ),
     ("vllm.renderers.base:BaseRenderer", "render_cmpl_async", "prompts tok_params prompt_extras skip_mm_cache"),
+    ("vllm.renderers.registry:RendererRegistry", "register", "renderer_mode module class_name"),
+    ("vllm.tokenizers.registry:_TokenizerRegistry", "register", "tokenizer_mode module class_name"),
 )
 # Names that a method of vLLM must use, because it calls our override or sets an attribute that we read.
 _USED_IN = (
@@ -92,6 +94,11 @@ _FIELDS = (
     ("vllm.v1.engine.core:EngineCoreProc", "run_engine_core"),
     ("vllm.config.vllm:VllmConfig", "use_v2_model_runner lora_config"),
     ("vllm.lora.punica_wrapper.punica_cpu", "bgmv_shrink bgmv_expand bgmv_expand_slice"),
+    ("vllm.renderers.registry", "RENDERER_REGISTRY"),
+    ("vllm.renderers.registry:RendererRegistry", "renderers"),
+    ("vllm.tokenizers.registry", "TokenizerRegistry"),
+    ("vllm.tokenizers.registry:_TokenizerRegistry", "tokenizers"),
+    ("vllm.tokenizers.hf", "CachedHfTokenizer"),
     ("vllm.sampling_params:SamplingParams", "skip_reading_prefix_cache extra_args"),
 )
 

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,31 @@ def checkpoint(tiny_qwen_image_edits: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> Iterator[OmniLLM]:
-    with OmniLLM("qwen_image_edit", model=checkpoint) as started:
-        yield started
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of vLLM write their log: a line begins with the process's name and the level."""
+    return tmp_path_factory.mktemp("log") / "vllm.log"
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path, log: Path) -> Iterator[OmniLLM]:
+    config = {
+        "version": 1,
+        "formatters": {"line": {"format": "%(processName)s %(levelname)s %(message)s"}},
+        "handlers": {"file": {"class": "logging.FileHandler", "filename": str(log), "formatter": "line"}},
+        "loggers": {"vllm": {"handlers": ["file"], "level": "INFO", "propagate": False}},
+    }
+    file = log.with_name("logging.json")
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_CONFIG_PATH", str(file))
+        with OmniLLM("qwen_image_edit", model=checkpoint) as started:
+            yield started
+
+
+def test_no_process_of_the_engine_logs_an_error_at_its_start(llm: OmniLLM, log: Path) -> None:
+    lines = re.findall(r"^(\S+) (INFO|WARNING|ERROR) (.*)", log.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {process for process, _, _ in lines} >= {"MainProcess", "EngineCore"}
+    assert [line for line in lines if line[1] == "ERROR"] == []
 
 
 PIXELS = 64 * 64  # of a source once scaled, so that a step is quick

@@ -12,6 +12,7 @@ from workers.runners.pooling.component import PoolingComponent
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.pooling_runner import POOLING_ARGUMENTS, PoolingRunner, engine_args
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.vllm_hooks import LONE_TOKENIZER
 
 
 def args(directory: Path, component: str | None = "encoder", engine: Any = None) -> OmniEngineArgs:
@@ -38,6 +39,8 @@ def test_rows_keep_the_model_s_dtype_unless_told_otherwise(tmp_path: Path) -> No
     made = made_of(args(tmp_path), component)
     assert made.items() >= POOLING_ARGUMENTS.items()
     assert (made["model"], made["tokenizer"]) == (str(tmp_path / "text_encoder"), str(tmp_path / "tokenizer"))
+    assert made["tokenizer_mode"] == LONE_TOKENIZER
+    assert made_of(args(tmp_path), PoolingComponent())["tokenizer_mode"] == "auto"
     assert made["hf_overrides"] == {"head_dtype": "model"}
     given = PoolingEngine.model_validate({"hf_overrides": {"head_dtype": "float32", "rope_theta": 1e6}})
     assert made_of(args(tmp_path, engine=given), component)["hf_overrides"] == {

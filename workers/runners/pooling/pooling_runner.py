@@ -28,6 +28,7 @@ from workers.runners.runner import ProgressSink
 from workers.runners.settled import settled
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.vllm_hooks import LONE_TOKENIZER
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +154,7 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: Pooling
     return {
         "model": str(model.path / component.model),
         "tokenizer": str(model.path / component.tokenizer),
+        "tokenizer_mode": "auto" if component.tokenizer == component.model else LONE_TOKENIZER,
         "disable_log_stats": True,
         **merged,
         # vLLM would return float32 whatever the model's dtype.
