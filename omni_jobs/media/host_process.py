@@ -52,7 +52,7 @@ class HostProcess:
                     pass_fds=(host_socket.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    cwd="/",
+                    cwd="/",  # where a file named ._ lies, libsndfile opens no MP3
                 )
             options = {"processes": processes, "memory_bytes": memory_bytes, "parent": os.getpid()}
             self._socket.send(json.dumps(options).encode())

@@ -133,8 +133,8 @@ def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, 
     if kind == "audio":
         expected, found = decode_audio(data, 16_000), wall.decode_audio(data, 16_000)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        # What FFmpeg makes of an MP3 differs between processes in its last bits.
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        # Where a file named ._ lies in this directory, libsndfile opens no MP3 in process, and FFmpeg reads it.
+        np.testing.assert_array_equal(found, expected)
         found += 1  # the reader's own
     elif kind == "image":
         picture, there = decode_image(data), wall.decode_image(data)
