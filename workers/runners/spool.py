@@ -2,7 +2,8 @@
 
 Each file is a payload (omni_jobs.payloads). One side writes it once; the other maps it and removes it. The directory
 is in shared memory if there is some. Its owner holds a lock on it, so that the next spool on the host finds and removes
-the directories of killed workers.
+the directories of killed workers. It knows them by their names, because an operator may name a base that holds
+other directories.
 """
 
 import fcntl
@@ -22,6 +23,7 @@ from workers.stages.types import convert_tensors
 
 _LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
+_PREFIX = "omni-jobs-spool-"
 
 
 class SpoolFiles:
@@ -100,7 +102,7 @@ class Spool(SpoolFiles):
             with ExitStack() as starting:
                 _lock(base / _LOCK, starting, wait=True)
                 _remove_stale(base)
-                directory = Path(tempfile.mkdtemp(dir=base))
+                directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
                 _lock(directory / _LOCK, self._held, wait=True)
         except OSError as error:
             raise ConfigError(f"no spool in {base}: {error}", field="spool_dir") from error
@@ -119,8 +121,8 @@ def _default_base() -> Path:
 
 
 def _remove_stale(base: Path) -> None:
-    for directory in base.iterdir():
-        if directory.is_dir():
+    for directory in base.glob(f"{_PREFIX}*"):
+        if directory.is_dir() and not directory.is_symlink():
             with ExitStack() as stack:
                 if _lock(directory / _LOCK, stack, wait=False):
                     shutil.rmtree(directory, ignore_errors=True)

@@ -86,6 +86,17 @@ def test_a_killed_owners_directory_is_removed_and_a_living_ones_is_not(tmp_path:
     living.close()
 
 
+def test_what_is_no_spools_stays(tmp_path: Path) -> None:
+    """An operator may name a base that holds other directories, or links to them."""
+    (tmp_path / "checkpoints" / "a").mkdir(parents=True)
+    kept = {tmp_path / "checkpoints", tmp_path / "omni-jobs-spool-link", tmp_path / "file"}
+    (tmp_path / "omni-jobs-spool-link").symlink_to(tmp_path / "checkpoints")
+    (tmp_path / "file").write_text("")
+    Spool(tmp_path).close()
+    assert {path for path in tmp_path.iterdir() if not path.name.startswith(".")} == kept
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["a"]
+
+
 def test_a_base_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no spool"):
