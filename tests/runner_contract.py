@@ -5,7 +5,8 @@ A package with a runner of its own may copy this file.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -16,12 +17,14 @@ import pytest
 from omni_jobs.errors import EngineDead, ModelError, TimeLimitExceeded
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.execution.run_time_limit import TimeLimit
-from workers.runners.runner import Runner
+from workers.runners.current_run import CURRENT_RUN
+from workers.runners.runner import Runner, TellingRunner
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 SOON_S = 1.0  # for a cancelled run to end
 LATE_S = 60.0  # nothing here takes so long
 HELD_S = 0.3  # a run that ends for another reason than its engine does so sooner
+CULPRIT, NEIGHBOUR = 1, 2  # what ``CURRENT_RUN`` is for two stage runs of which one is to blame
 BLOCKED_S = 5.0  # the least that ``stall_after_s`` may be: then a worker takes its event loop for blocked
 
 
@@ -36,11 +39,13 @@ class Subject:
     slots    how many stage runs it takes at once
     exact    whether an output is the same to the last bit in company
 
-    The last four are empty for a runner to which that cannot happen, or only out of a test's reach:
+    The last five are empty for a runner to which that cannot happen, or only out of a test's reach:
 
     hang     the context in which the engine's steps do not end
-    escapes  the contexts in which the model's code raises this exception
-    die      kills the engine
+    killed   whether closing ends an engine that hangs; a thread of the worker's own ends with the worker alone
+    escapes  the contexts in which the model's code raises this exception over a short prompt, the one of the number 0
+             where ``CURRENT_RUN`` is ``CULPRIT``, and over no other
+    die      kills the engine, and returns at once or with its next step
     flood    a prompt whose answer has no end
     """
 
@@ -51,6 +56,7 @@ class Subject:
     slots: int = 4
     exact: bool = True
     hang: Callable[[Runner], AbstractContextManager[None]] | None = None
+    killed: bool = False
     escapes: Sequence[Callable[[Runner, type[BaseException]], AbstractContextManager[None]]] = ()
     die: Callable[[Runner], None] | None = None
     flood: EnginePrompt | None = None
@@ -180,31 +186,49 @@ async def check_crowd(subject: Subject, runner: Runner) -> None:
     check_same(alone, after, exact=subject.exact)
 
 
+def run_as(stage_run: int, runner: Runner, prompt: EnginePrompt) -> asyncio.Task[OmniModelRunnerOutput]:
+    """Run a prompt for a stage run of this id, as the executor does."""
+    context = copy_context()
+    context.run(CURRENT_RUN.set, stage_run)
+    return asyncio.create_task(runner.run(prompt, quiet), context=context)
+
+
 async def check_hang(subject: Subject, runner: Runner) -> None:
     """A cancelled run ends no sooner than the engine has dropped it, so its worker can tell that the engine hangs."""
     if subject.hang is None:
         return
     with subject.hang(runner):
-        task = asyncio.create_task(runner.run(subject.short(0), quiet))
+        task = run_as(CULPRIT, runner, subject.short(0))
         await asyncio.wait({task}, timeout=HELD_S)
         task.cancel()
         await asyncio.wait({task}, timeout=HELD_S)
         assert not task.done()
+        check_blame(runner, {CULPRIT})
     async with asyncio.timeout(LATE_S):
         await asyncio.wait({task})
     assert task.cancelled()
+    check_blame(runner, set())
     assert runner.healthy
     (await runner.run(subject.short(0), quiet)).free()
 
 
+def check_blame(runner: Runner, most: set[int]) -> None:
+    """Check that a runner that tells for whom its engine computes names no other stage runs."""
+    if isinstance(runner, TellingRunner):
+        assert set(runner.computing) <= most
+
+
 async def check_escapes(subject: Subject, runner: Runner) -> None:
-    """What the model's code raises ends its run alone, also what would end a process."""
+    """What the model's code raises over a prompt ends its run alone, also what would end a process."""
     usual, *others = (RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
     for escape, error in product(subject.escapes, (usual, *others)):
         with escape(runner, error):
             async with asyncio.timeout(LATE_S):
-                (ended,) = await asyncio.gather(runner.run(subject.short(0), quiet), return_exceptions=True)
+                runs = run_as(CULPRIT, runner, subject.short(0)), run_as(NEIGHBOUR, runner, subject.short(1))
+                ended, beside = await asyncio.gather(*runs, return_exceptions=True)
         assert isinstance(ended, ModelError | usual if error is usual else ModelError), repr(ended)
+        assert isinstance(beside, OmniModelRunnerOutput), repr(beside)
+        beside.free()
         assert runner.healthy
     (await runner.run(subject.short(0), quiet)).free()
 
@@ -240,14 +264,14 @@ async def check_death(subject: Subject) -> None:
 
 
 async def check_close(subject: Subject, runner: Runner) -> None:
-    """Closing ends the runs in progress with EngineDead; it takes no more, and may be closed again."""
+    """Closing ends the runs in progress with EngineDead, also of an engine that hangs; it may be closed again."""
     watch = Watch()
     task = asyncio.create_task(runner.run(subject.long, watch))
     async with asyncio.timeout(LATE_S):
         await watch.begun.wait()
-    await runner.close()
-    async with asyncio.timeout(LATE_S):
-        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        with subject.hang(runner) if subject.hang is not None and subject.killed else nullcontext():
+            await runner.close()
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(ended, EngineDead), repr(ended)
     assert not runner.healthy
     with pytest.raises(EngineDead):

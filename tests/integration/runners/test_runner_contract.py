@@ -4,13 +4,17 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import pytest
+from safetensors.torch import load_file
 
 from omni_jobs.pipelines.declarations import RUNNERS
 from omni_jobs.pipelines.plugins import names
@@ -24,21 +28,25 @@ from tests.integration.runners.test_upscale import prompt as picture_prompt
 from tests.integration.runners.test_upscale import scene
 from tests.integration.runners.test_whisper import args as whisper_args
 from tests.integration.runners.test_whisper import packaged_model
-from tests.oracles import ar
-from tests.processes import one_process_an_engine
+from tests.oracles.tinted import EXAMPLE, build_checkpoint
+from tests.processes import named, one_process_an_engine, until_gone
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
-from tests.runner_contract import LATE_S, Subject, check
+from tests.runner_contract import CULPRIT, LATE_S, Subject, check
 from tests.services.openai_server import Connection, OpenAIServer, Request, completion, piece
 from tests.spoken import speech
+from tests.unruly import family as unruly
 from workers.models.hibari.hibari_runner import HibariRunner
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.upscale.upscale_runner import UpscaleRunner
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import Recording, WhisperPrompt
 from workers.models.whisper.whisper_runner import WhisperRunner
+from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTextPrompt
+from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
@@ -50,6 +58,7 @@ from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
+ROOT = Path(__file__).parents[3]
 COVERED = {"ar", "diffusion", "echo", "hibari", "pooling", "remote", "upscale", "whisper"}
 
 
@@ -72,28 +81,84 @@ def hanging_threads(runner: Any) -> Iterator[None]:
 
 @contextmanager
 def raising_threads(runner: Any, error: type[BaseException]) -> Iterator[None]:
-    """Calls of the model raise this."""
+    """Calls of the model for the culprit raise this."""
 
     def escape() -> None:
         raise error
 
     run = runner._threads.run
-    with patch.object(runner._threads, "run", lambda call: run(escape)):
+    with patch.object(runner._threads, "run", lambda call: run(escape if CURRENT_RUN.get() == CULPRIT else call)):
         yield
 
 
 @contextmanager
 def stopped_engine(runner: Any) -> Iterator[None]:
     """The engine's process is stopped."""
-    os.kill(runner.pid, signal.SIGSTOP)
+    pid = runner.pid
+    os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(runner.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it was killed meanwhile
+            os.kill(pid, signal.SIGCONT)
 
 
 def kill_engine(runner: Any) -> None:
     os.kill(runner.pid, signal.SIGKILL)
+
+
+@contextmanager
+def no_engine_left() -> Iterator[None]:
+    """None of vLLM's engines that started inside outlives the context."""
+    before = named(os.getpid(), b"EngineCore")
+    yield
+    until_gone([pid for pid in named(os.getpid(), b"EngineCore") if pid not in before], LATE_S)
+
+
+class Unruly:
+    """The family of ``tests.unruly``: its checkpoint, and what a test asks of its model."""
+
+    def __init__(self, checkpoint: Path, directory: Path) -> None:
+        self.checkpoint = checkpoint
+        self.directory = directory
+        self._held = ExitStack()
+
+    def hang(self, runner: Any) -> AbstractContextManager[None]:
+        """The model's forward does not return."""
+        assert named(os.getpid(), b"EngineCore")
+        return unruly.misbehaving(self.directory, "forward", unruly.HANG)
+
+    def escape(self, method: str) -> Callable[[Any, type[BaseException]], AbstractContextManager[None]]:
+        """The contexts in which this method of one request raises an exception."""
+        return lambda runner, error: unruly.misbehaving(self.directory, method, error.__name__)
+
+    def die(self, error: type[BaseException]) -> Callable[[Any], None]:
+        """What lets the model's forward raise this from here on."""
+        enter = self._held.enter_context
+        return lambda runner: enter(unruly.misbehaving(self.directory, "forward", error.__name__))
+
+    def close(self) -> None:
+        self._held.close()
+
+
+@pytest.fixture(scope="module")
+def tinted_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("tinted"))
+
+
+@pytest.fixture
+def unruly_family(tinted_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unruly]:
+    """The family is installed, for this process and those of vLLM."""
+    paths = [str(unruly.installed(tmp_path / "site")), str(EXAMPLE)]
+    for path in paths:
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*paths, str(ROOT)]))
+    monkeypatch.setenv(unruly.DIRECTORY, str(tmp_path))
+    installed = Unruly(tinted_checkpoint, tmp_path)
+    with closing(installed), no_engine_left(), one_process_an_engine():
+        yield installed
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tinted"]:
+        del sys.modules[name]
 
 
 def echo(text: str = "hi", **parameters: float) -> EchoPrompt:
@@ -128,55 +193,76 @@ async def test_diffusion(tiny_checkpoint: Path, tmp_path: Path) -> None:
             slots=8,
             exact=False,
             hang=stopped_engine,
+            killed=True,
             die=kill_engine,
         )
     )
 
 
-async def test_ar(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    def prompt(text: str, tokens: int) -> OmniTextPrompt:
-        parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
-        return OmniTextPrompt(text, {}, parameters, seed=1, capture=False)
-
-    with one_process_an_engine():
-        await check(
-            Subject(
-                lambda: ar.runner(tiny_checkpoint, "thinker", tmp_path, max_model_len=4096, max_num_seqs=4),
-                lambda number: prompt("word " * (1 + number), 8),
-                prompt("word", 2000),
-                echo(),
-            )
-        )
-
-
-async def test_pooling(tiny_causal_lm: Path) -> None:
-    context = 16_384  # a prompt of this length takes the tiny model some seconds
+async def test_ar(unruly_family: Unruly) -> None:
+    tints = load_file(unruly_family.checkpoint / "tints" / "tints.safetensors")
+    information = {"tint": tints["warm"], "drift": tints["drift"]}
     engine = {
         "dtype": "float32",
         "enforce_eager": True,
-        "kv_cache_memory_bytes": 32 << 20,
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_num_seqs": 4,
+        "max_model_len": 4096,
+    }
+    model = OmniModelConfig(unruly_family.checkpoint, "unruly", None)
+    settings = ArEngine.model_validate(engine)
+    spool = unruly_family.directory / "spool"
+    args = OmniEngineArgs("answer", model, "cpu", None, 4, settings, spool_dir=spool)
+
+    def prompt(length: int, tokens: int) -> OmniTokensPrompt:
+        parameters = ArParameters(temperature=0, max_tokens=tokens, ignore_eos=True)
+        token_ids = [n * 7 % 250 for n in range(length)]
+        return OmniTokensPrompt(token_ids, information, parameters=parameters, seed=1, capture=True)
+
+    await check(
+        Subject(
+            lambda: ARRunner(args),
+            lambda number: prompt(unruly.CULPRIT + number, 8),
+            prompt(unruly.CULPRIT - 1, 2000),
+            echo(),
+            exact=False,
+            hang=unruly_family.hang,
+            killed=True,
+            escapes=[unruly_family.escape("load_information"), unruly_family.escape("named_outputs")],
+            die=unruly_family.die(SystemExit),
+        )
+    )
+
+
+async def test_pooling(unruly_family: Unruly) -> None:
+    context = unruly.CONTEXT  # a prompt of this length takes the tiny model some seconds
+    engine = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
         "max_num_seqs": 4,
         "max_model_len": context,
         "max_num_batched_tokens": context,
-        "hf_overrides": {"max_position_embeddings": context},
     }
-    model = OmniModelConfig(tiny_causal_lm, "causal_lm", "encoder")
+    model = OmniModelConfig(unruly_family.checkpoint, "unruly", "encoder")
     args = OmniEngineArgs("encode", model, "cpu", None, 4, PoolingEngine.model_validate(engine))
 
     def prompt(tokens: int) -> PoolingPrompt:
         token_ids = [n * 7 % 250 for n in range(tokens)]
         return PoolingPrompt(token_ids, PoolingParameters(), 0, negative_token_ids=token_ids[::-1])
 
-    with one_process_an_engine():
-        await check(
-            Subject(
-                lambda: PoolingRunner(args),
-                lambda number: prompt(5 + number),
-                prompt(context),
-                echo(),
-                exact=False,
-            )
+    await check(
+        Subject(
+            lambda: PoolingRunner(args),
+            lambda number: prompt(5 + number),
+            prompt(context),
+            echo(),
+            exact=False,
+            hang=unruly_family.hang,
+            killed=True,
+            die=unruly_family.die(KeyboardInterrupt),
         )
+    )
 
 
 async def test_whisper() -> None:

@@ -1,0 +1,46 @@
+"""``UnrulyLlama``: the tinted Llama whose methods misbehave where ``tests.unruly.family`` asks them to."""
+
+import builtins
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tinted.model import TintedLlamaForCausalLM
+
+from tests.unruly.family import CULPRIT, DIRECTORY, HANG
+from workers.stages.types import TensorTree
+
+__all__ = ["UnrulyLlama"]
+
+
+class UnrulyLlama(TintedLlamaForCausalLM):
+    """Implements SupportsAdditionalInformation and SupportsNamedOutputs."""
+
+    def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> Any:
+        if prompt_tokens == CULPRIT:
+            _misbehave("load_information")
+        return super().load_information(information, prompt_tokens)
+
+    def named_outputs(self, rows: torch.Tensor, prompt_tokens: int) -> dict[str, TensorTree]:
+        if prompt_tokens == CULPRIT:
+            _misbehave("named_outputs")
+        return {"mean": rows.mean(dim=0)}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        _misbehave("forward")
+        return super().forward(*args, **kwargs)
+
+
+def _misbehave(method: str) -> None:
+    file = Path(os.environ[DIRECTORY]) / method
+    try:
+        how = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    if how != HANG:
+        raise getattr(builtins, how)
+    while file.exists():
+        time.sleep(0.01)
