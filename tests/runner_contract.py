@@ -4,12 +4,13 @@ A package with a runner of its own may copy this file.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -303,3 +304,15 @@ def check_same(one: OmniModelRunnerOutput, other: OmniModelRunnerOutput, *, exac
 
 def _arrays(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+@contextmanager
+def raising_threads(runner: Any, error: type[BaseException]) -> Iterator[None]:
+    """On the threads of a runner that has ``ModelThreads``, the calls for the culprit raise this."""
+
+    def escape() -> None:
+        raise error
+
+    run = runner._threads.run
+    with patch.object(runner._threads, "run", lambda call: run(escape if CURRENT_RUN.get() == CULPRIT else call)):
+        yield

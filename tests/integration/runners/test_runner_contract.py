@@ -32,7 +32,7 @@ from tests.oracles.tinted import EXAMPLE, build_checkpoint
 from tests.processes import named, one_process_an_engine, until_gone
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
-from tests.runner_contract import CULPRIT, LATE_S, Subject, check
+from tests.runner_contract import LATE_S, Subject, check, raising_threads
 from tests.services.openai_server import Connection, OpenAIServer, Request, completion, piece
 from tests.spoken import speech
 from tests.unruly import family as unruly
@@ -46,7 +46,6 @@ from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
@@ -77,18 +76,6 @@ def hanging_threads(runner: Any) -> Iterator[None]:
             yield
         finally:
             may_end.set()
-
-
-@contextmanager
-def raising_threads(runner: Any, error: type[BaseException]) -> Iterator[None]:
-    """Calls of the model for the culprit raise this."""
-
-    def escape() -> None:
-        raise error
-
-    run = runner._threads.run
-    with patch.object(runner._threads, "run", lambda call: run(escape if CURRENT_RUN.get() == CULPRIT else call)):
-        yield
 
 
 @contextmanager

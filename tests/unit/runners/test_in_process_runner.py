@@ -13,7 +13,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OutOfMemory
 from omni_jobs.pipelines.engine_settings import EngineSettings
-from tests.runner_contract import LATE_S, Subject, check, quiet, started
+from tests.runner_contract import LATE_S, Subject, check, quiet, raising_threads, started
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink, TellingRunner
 from workers.stages.engine_args import OmniEngineArgs
@@ -66,12 +66,6 @@ def hanging(runner: Any) -> Iterator[None]:
 
 
 @contextmanager
-def raising(runner: Any, error: type[BaseException]) -> Iterator[None]:
-    with patch(f"{__name__}.counted", side_effect=error):
-        yield
-
-
-@contextmanager
 def raising_on_the_loop(runner: Any, error: type[BaseException]) -> Iterator[None]:
     async def produce(prompt: Count, progress: ProgressSink) -> OmniModelRunnerOutput:
         raise error
@@ -91,7 +85,7 @@ async def test_a_runner_of_a_few_lines_keeps_the_contract() -> None:
             Count(1_000_000),
             "no prompt of a counter",
             hang=hanging,
-            escapes=[raising],
+            escapes=[raising_threads],
         )
     )
     assert isinstance(Counter(args()), TellingRunner)
