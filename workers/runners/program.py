@@ -36,8 +36,9 @@ async def run_program(command: Sequence[str], data: bytes = b"", *, most_bytes: 
     )
     try:
         stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
-        stdin.write(data)
-        stdin.close()
+        if not stdin.is_closing():  # a quick program has ended already, as uvloop notes
+            stdin.write(data)
+            stdin.close()
         await asyncio.wait({words.ended, words.flooded}, return_when=asyncio.FIRST_COMPLETED)
         _kill_group(transport.get_pid())
         await asyncio.wait({words.ended, words.silent}, timeout=_LAST_WORDS_S)

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,13 @@ from workers.parent_death import is_running
 from workers.runners.program import run_program
 
 LATE_S = 30.0
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Workers run on uvloop, and ``StageLLM`` offline on the loop of its caller."""
+    policy: asyncio.AbstractEventLoopPolicy = request.param()
+    return policy
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -31,6 +37,10 @@ async def test_what_goes_in_comes_out() -> None:
 async def test_many_at_once() -> None:
     answers = await asyncio.gather(*(run_program(["cat"], b"%d" % number) for number in range(20)))
     assert answers == [b"%d" % number for number in range(20)]
+
+
+async def test_many_that_end_before_they_are_written_to() -> None:
+    assert await asyncio.gather(*(run_program(["true"], b"unread") for _ in range(40))) == [b""] * 40
 
 
 async def test_a_program_that_reads_nothing_of_much() -> None:
@@ -66,14 +76,10 @@ FLOOD = """
 
 
 @pytest.mark.parametrize("times", range(5))
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_flood_is_an_error(new_loop: Callable[[], asyncio.AbstractEventLoop], times: int) -> None:
-    async def flood() -> None:
-        async with asyncio.timeout(LATE_S):
+async def test_a_flood_is_an_error(times: int) -> None:
+    async with asyncio.timeout(LATE_S):
+        with pytest.raises(ModelError, match="more than 1,000 bytes"):
             await run_program(python(FLOOD.format("stdout")), most_bytes=1000)
-
-    with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(ModelError, match="more than 1,000 bytes"):
-        runner.run(flood())
 
 
 async def test_of_a_flood_of_errors_the_end_is_kept() -> None:
