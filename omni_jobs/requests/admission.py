@@ -196,8 +196,8 @@ def _check_parameters(
 ) -> None:
     """Raise InvalidRequest for a parameter that the checkpoint of the stage which reads the request cannot follow."""
     reader = pipeline.reader
-    if not isinstance(renderer, ParametersRenderer) or reader is None or reader not in stages:
-        return
+    if renderer is None or reader is None or reader not in stages or not isinstance(renderer, ParametersRenderer):
+        return  # the last question is the dearest: it asks for each member of the protocol
     try:
         with renderer_errors(pipeline.name):
             renderer.check_parameters(reader.parameters_with(parameters.get(reader.name, {})))
