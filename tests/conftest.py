@@ -16,6 +16,7 @@ collect_ignore = ["gpu"]  # scripts/gpu runs them
 
 pytest_plugins = [
     "tests.services.postgres",
+    "tests.services.mortal_database",
     "tests.services.valkey",
     "tests.services.seaweedfs",
     "tests.services.checkpoint",

@@ -122,8 +122,9 @@ class Client:
         and sets it no ``timeout``. The caller may send the same lines again with the same ``idempotency_key``: only
         jobs that are missing are made. ``cancel_after`` applies to each line.
 
-        The iteration raises RequestTooLarge or ServerBusy after the last answer if the server has not taken all lines;
-        the message names the last line that it has taken. After any other error some jobs may exist as well.
+        If the server has not handled all lines, the iteration raises its error after the last answer, for example
+        DatabaseUnavailable, TooSlow or RequestTooLarge; the message names the last line that it has handled. After any
+        other error some jobs may exist as well.
         """
         headers = {"Content-Type": "application/jsonl", **_submit_headers(idempotency_key, cancel_after)}
         content = (line.rstrip(b"\r\n") + b"\n" for line in lines)

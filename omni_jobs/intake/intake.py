@@ -16,8 +16,8 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError
-from omni_jobs.intake.admissions import Admissions
+from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
+from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.intake.room import Room
 from omni_jobs.intake.submit_request import SubmitRequest
@@ -53,7 +53,7 @@ class Intake:
         await self.backlog.close()
 
     async def submit(self, request: SubmitRequest) -> SubmitResult:
-        """Submit one job, and return its result. Raises the error of a refusal, and the errors of ``submit_many``."""
+        """Submit one job, and return its result. Raises the error in its place, and the errors of ``submit_many``."""
         [result] = await self.submit_many([request], wait_for_decoders=False)
         if isinstance(result, OmniJobsError):
             raise result
@@ -62,10 +62,13 @@ class Intake:
     async def submit_many(
         self, requests: Sequence[SubmitRequest], *, wait_for_decoders: bool = True
     ) -> list[SubmitResult | OmniJobsError]:
-        """Submit jobs. Return a result or the error of the refusal for each, in their order.
+        """Submit jobs. Return a result or an error for each, in their order.
 
-        Raises DatabaseUnavailable, StorageUnavailable and StorageFull: then some of the jobs may exist all the same.
-        Raises DecodersUnavailable if too many requests wait for decoders already, unless these ``wait_for_decoders``.
+        The error is that of a refusal. DatabaseUnavailable: the job may exist all the same. StorageUnavailable or
+        StorageFull: its media could not be stored, nor those of the requests after it, which are not tried.
+
+        Raises DatabaseUnavailable before any job is written. Raises DecodersUnavailable if too many requests wait for
+        decoders already, unless these ``wait_for_decoders``.
         """
         admitted = await self._admissions.admit(requests, wait_for_decoders=wait_for_decoders)
         with ExitStack() as stack:
@@ -73,7 +76,7 @@ class Intake:
             jobs = await self._new_jobs(requests, taken.accepted)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
-                if isinstance(job, NewJob) and isinstance(result, SubmitResult) and result.created:
+                if isinstance(job, NewJob) and _may_be_made(result):
                     taken.made(job.pipeline, job.tenant)
         return results
 
@@ -105,14 +108,26 @@ class Intake:
     async def _new_jobs(
         self, requests: Sequence[SubmitRequest], accepted: Sequence[AdmittedRequest | OmniJobsError]
     ) -> list[NewJob | OmniJobsError]:
-        """Return the jobs to write, once their media are in the object store."""
+        """Return the jobs to write, once their media are in the object store; an error where they cannot be stored.
+
+        After the first such error no other media are tried, because each try of a store that is away takes seconds.
+        """
         jobs: list[NewJob | OmniJobsError] = []
+        outage: OmniJobsError | None = None
         for request, each in zip(requests, accepted, strict=True):
             if isinstance(each, OmniJobsError):
                 jobs.append(each)
                 continue
+            if each.media and outage is not None:
+                jobs.append(type(outage)(outage.message))
+                continue
             job_id = new_job_id()
-            media = await run_sync(self._store_media, job_id, each.media) if each.media else []
+            try:
+                media = await run_sync(self._store_media, job_id, each.media) if each.media else []
+            except StorageUnavailable as error:
+                outage = without_frames(error)
+                jobs.append(outage)
+                continue
             job = new_job(
                 job_id,
                 each,
@@ -142,20 +157,23 @@ class Intake:
     # Write, and ring.
 
     async def _write(self, jobs: Sequence[NewJob | OmniJobsError]) -> list[SubmitResult | OmniJobsError]:
-        """Write the jobs in one transaction with those of other callers, and ring for them."""
+        """Write the jobs in one transaction with those of other callers, ring for them, and return their results."""
         accepted = [job for job in jobs if isinstance(job, NewJob)]
         await asyncio.sleep(0)  # requests that came at once hand their jobs over at once: one transaction writes them
         written = await asyncio.wrap_future(self._commits.submit(accepted)) if accepted else []
         unused: list[Mapping[str, Any]] = []
         for job, result in zip(accepted, written, strict=True):
-            if isinstance(result, DatabaseUnavailable):
-                raise result
-            if isinstance(result, OmniJobsError) or not result.created:
+            if not _may_be_made(result):
                 unused += job.media
         if unused:
             await run_sync(self._delete_media, unused)
         results = iter(written)
         return [job if isinstance(job, OmniJobsError) else next(results) for job in jobs]
+
+
+def _may_be_made(result: SubmitResult | OmniJobsError) -> bool:
+    """Return whether a submit has made its job, or may have: the connection may break behind a COMMIT."""
+    return isinstance(result, DatabaseUnavailable) or (isinstance(result, SubmitResult) and result.created)
 
 
 def new_job(

@@ -5,6 +5,7 @@ answers are sent once the request has been read to its end, because a client may
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import replace
@@ -24,13 +25,25 @@ from omni_jobs.api.held_bodies import Body
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import OmniJobsError, RequestTooLarge, ServerBusy, TooSlow, Unauthenticated
+from omni_jobs.errors import (
+    DatabaseUnavailable,
+    OmniJobsError,
+    RequestTooLarge,
+    ServerBusy,
+    StorageUnavailable,
+    TooSlow,
+    Unauthenticated,
+)
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after
 from omni_jobs.tenants.caller import Scope
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+logger = logging.getLogger(__name__)
+
+_OUTAGES = (DatabaseUnavailable, StorageUnavailable)
 
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
 
@@ -83,15 +96,16 @@ async def submit_bulk(
 
     A line that is refused disturbs no other; empty lines are passed over. The answers stand in the
     order of the lines, and the last answer says how many lines there were. The bulk ends early where its
-    answers come to 64 MiB (a setting), and where the server has no room for the next line or for the
-    answers of all bulks (`server_busy`). Then the last answer has an `error`, which names the last line
+    answers come to 64 MiB (a setting), where the server has no room for the next line or for the
+    answers of all bulks (`server_busy`), where the database or the object store stays away, and where the
+    lines pause for too long (`too_slow`). Then the last answer has an `error`, which names the last line
     that was submitted.
 
     The key and the limits are looked up again while the lines come: once the key is revoked or has expired,
     no further line is submitted.
 
-    `Cancel-After` counts from each line's own submit. Sent again with its `Idempotency-Key`, for example
-    after a connection was lost, a bulk returns the jobs of the first time and makes the rest.
+    `Cancel-After` counts from each line's own submit. Sent again with its `Idempotency-Key`, after whatever
+    broke it off, a bulk returns the jobs of the first time and makes the rest.
     """
     check_content_type(request, *CONTENT_TYPES)
     template = SubmitRequest(
@@ -103,7 +117,7 @@ async def submit_bulk(
     stream = request.stream()
     bulk = _Bulk(services, answers, template, request)
     await bulk.submit_all(stream, request.state.body)
-    if bulk.ended_by is not None:
+    if bulk.ended_by is not None and not isinstance(bulk.ended_by, TooSlow):
         await _read_and_drop(stream, services.settings.body_limit_s)
     await bulk.end()
     return StreamingResponse(answers.read(), media_type="application/jsonl")
@@ -137,9 +151,9 @@ class _Bulk:
         self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
     async def submit_all(self, stream: AsyncIterator[bytes], body: Body) -> None:
-        """Submit the lines of a body and write their answers.
+        """Submit the lines of a body and write their answers, until an error ends the bulk early: ``ended_by``.
 
-        Raises DatabaseUnavailable, StorageUnavailable, StorageFull.
+        Raises that error if there is nothing to answer but it: no line is answered, or all wait for one service.
         """
         body.is_streamed = True
         groups_of_body = groups_of_lines(stream, self._services.settings.max_body_bytes, body)
@@ -147,15 +161,23 @@ class _Bulk:
             async with aclosing(groups_of_body) as groups:
                 async for group in groups:
                     self._answers.check_room()
-                    await self._submit(group)
-                    body.let_go(size_of(group))
-        except (RequestTooLarge, ServerBusy, Unauthenticated) as error:
-            if not self._lines:
+                    try:
+                        await self._submit(group)
+                    finally:
+                        body.let_go(size_of(group))
+        except (RequestTooLarge, ServerBusy, Unauthenticated, TooSlow, *_OUTAGES) as error:
+            if not self._lines or (isinstance(error, _OUTAGES) and not self._accepted):
                 raise
+            if isinstance(error, _OUTAGES):
+                logger.error("a bulk has ended after line %d: %s", self._last, error)
             self.ended_by = error  # no refusal of the whole bulk, because it would hide the jobs that were made
 
     async def _submit(self, group: Sequence[BulkLine]) -> None:
-        """Submit a group of lines and write their answers. Raises Unauthenticated, and ServerBusy."""
+        """Submit a group of lines and write their answers.
+
+        Raises Unauthenticated, ServerBusy and DatabaseUnavailable before any of them is submitted, and the first error
+        of a service that is away once they are answered: each later group would wait for that service again.
+        """
         caller = await self._services.callers.look_up(self._request.headers, None, client_network(self._request))
         key = self._template.idempotency_key
         requests = [  # no client can send such a key itself, because its own has no space
@@ -175,18 +197,26 @@ class _Bulk:
         self._last = group[-1][0]
         self._accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
         await self._write([{"line": number} | _answer(answer) for number, answer in answers])
+        for _, answer in answers:
+            if isinstance(answer, _OUTAGES):
+                raise answer
 
     async def end(self) -> None:
         """Write the last answer: how many lines there were, and why the bulk ended early if it did."""
         refused = self._lines - self._accepted
         last: dict[str, Any] = {"lines": self._lines, "accepted": self._accepted, "refused": refused}
         if self.ended_by is not None:
-            message = (
-                f"{self.ended_by.message}: no line after line {self._last} was submitted; "
-                "send the rest as another bulk, with a key of its own"
-            )
+            message = f"{self.ended_by.message}: no line after line {self._last} was submitted; {self._advice()}"
             last |= _answer(type(self.ended_by)(message, field=self.ended_by.field))
         await self._write([last])
+
+    def _advice(self) -> str:
+        """Return what the client of a bulk that has ended early should do."""
+        if isinstance(self.ended_by, RequestTooLarge):  # sent again, it would end at the same line
+            return "send the rest as another bulk, with a key of its own"
+        if self._template.idempotency_key is not None:
+            return "sent again with the same Idempotency-Key, the bulk makes the jobs that are missing"
+        return "send the rest, and the lines whose error is retryable, as another bulk"
 
     async def _write(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """Write answers to the disk. A full disk raises its OSError here, before anything was sent to the client."""
