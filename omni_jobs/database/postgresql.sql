@@ -53,7 +53,7 @@ SELECT run.id FROM stage_runs AS run WHERE {in_line} AND {is_free_suspect} ORDER
 EXISTS (SELECT 1 FROM workers WHERE id = :worker AND lease_until > {now})
 
 -- name: lease_and_suspect
-SELECT {has_lease}, ({suspect})
+SELECT (SELECT lease_until > {now} FROM workers WHERE id = :worker), ({suspect})
 
 -- name: claimed
 UPDATE stage_runs

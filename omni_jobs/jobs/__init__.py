@@ -1,5 +1,6 @@
 """``Jobs``, which owns the jobs, stage runs and workers in SQL, with its arguments and results."""
 
+from omni_jobs.jobs.database_presence import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.submit import as_written, new_job_id
 from omni_jobs.jobs.values import (
@@ -29,6 +30,7 @@ __all__ = [
     "Claim",
     "Claims",
     "Completion",
+    "DatabasePresence",
     "Detail",
     "Failure",
     "Garbage",

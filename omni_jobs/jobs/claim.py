@@ -29,7 +29,8 @@ def claim(
     """Claim up to ``at_most`` stage runs for a worker, and up to ``of_high`` further ones of high jobs.
 
     :meth:`omni_jobs.jobs.Jobs.claim` explains it. With ``held``, the ids that the worker knows it holds, the answer of
-    an earlier try may be lost. Raises Fenced when the worker has no live lease.
+    an earlier try may be lost. Claims nothing while the worker's lease is over. Raises Fenced when the worker has no
+    row any more.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):
         return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)
@@ -42,8 +43,10 @@ def claim(
             *((statement(name), worker | {"at_most": str(number)}) for name, number in wanted.items()),
         ],
     )
-    if not has_lease:
-        raise Fenced(f"worker {worker_id} has no lease")
+    if has_lease is None:
+        raise Fenced(f"the lease of worker {worker_id} is gone")
+    if not has_lease:  # a renewal brings it back, unless a rescuer or the slot's next worker is faster
+        return Claims(())
     if suspect is None:
         claimed = dict(zip(wanted, granted, strict=True))
         return Claims(

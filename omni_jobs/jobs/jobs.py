@@ -28,6 +28,7 @@ from omni_jobs.jobs import (
     stored_bytes,
     submit,
 )
+from omni_jobs.jobs.database_presence import DatabasePresence
 from omni_jobs.jobs.values import (
     Claims,
     Completion,
@@ -110,7 +111,7 @@ class Jobs:
         by itself, if the worker ``is_idle``: it runs nothing. Otherwise it is set apart for this worker, and nothing is
         claimed. ``held`` are the ids of all stage runs that the worker knows it holds. Call ``again`` after a claim
         whose answer was lost: if that had claimed stage runs, they are returned, and no others. Raises Fenced when the
-        worker has no live lease.
+        worker has no row any more, because it was lost. While its lease is over, it is granted nothing.
         """
         tries = count(int(again))
         return self._db.run(
@@ -230,8 +231,9 @@ class Jobs:
     def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
         """Extend the worker's lease. Return the ids that ``unwanted`` returns, and whether its stage is paused.
 
-        ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know.
-        Raises Fenced when the lease ran out or the slot has a new worker; the worker must stop then and write nothing.
+        ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. A lease
+        that ran out, while the database was away perhaps, begins anew if nobody has taken the stage runs. Raises
+        Fenced when a rescuer or the slot's new worker has; the worker must stop then and write nothing.
         """
         return self._db.run(lambda tx: lease.renew(tx, worker_id, lease_s, run_s))
 
@@ -272,12 +274,14 @@ class Jobs:
         """Return when each paused stage was paused, in seconds since 1970, by (pipeline, stage)."""
         return self._db.read(pause.paused_stages)
 
-    def rescue(self) -> RescueResult:
+    def rescue(self, presence: DatabasePresence | None = None) -> RescueResult:
         """Free the stage runs of workers without a lease, expire late jobs, and let in jobs where a limit was changed.
 
-        Return how many were freed and expired, and the queues to ring. Several processes may call it at once.
+        Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
+        ``presence``, which a rescuer keeps from round to round, it waits for workers that may only have missed the
+        database: each has a whole lease of its own to renew since that is there again.
         """
-        return rescue.rescue(self._db)
+        return rescue.rescue(self._db, presence)
 
     def calibrate(self) -> None:
         """Note what became of the estimates that are kept, make later ones better by it, and keep a few new ones.

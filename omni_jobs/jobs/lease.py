@@ -37,10 +37,11 @@ _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
 
 _SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
 
-# Built once, because each worker runs them every second.
+# Built once, because each worker runs them every second. A lease that is over is renewed as well: as long as the row is
+# there, nobody has taken the slot or the stage runs.
 _RENEW = (
     update(WorkerRow)
-    .where(WorkerRow.id == bindparam("worker_id"), WorkerRow.lease_until > now())
+    .where(WorkerRow.id == bindparam("worker_id"))
     .values(
         renewed_at=now(),
         lease_until=now() + bindparam("lease_s", type_=Double),
@@ -115,7 +116,7 @@ def register(
 def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None) -> Renewal:
     """Extend a worker's lease, note ``run_s`` unless it is None, and return what the worker has to know.
 
-    Raises Fenced when the lease is gone.
+    A lease that is over begins anew. Raises Fenced when the worker's row is gone: its stage runs were taken from it.
     """
     parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s}
     renewed = tx.execute(_RENEW, parameters).one_or_none()
@@ -199,11 +200,12 @@ def give_files(tx: Connection) -> None:
         )
 
 
-def remove_lost(tx: Connection) -> None:
-    """Remove the rows of workers whose lease ran out."""
+def remove_lost(tx: Connection, since: float) -> None:
+    """Remove the rows of workers whose lease ran out, and who had as long to renew it since ``since``, in seconds."""
+    had_time = WorkerRow.lease_until - WorkerRow.renewed_at <= now() - since
     gone = (
         select(WorkerRow.id)
-        .where(WorkerRow.lease_until <= now())
+        .where(WorkerRow.lease_until <= now(), had_time)
         .order_by(WorkerRow.id)
         .with_for_update(skip_locked=True)
     )

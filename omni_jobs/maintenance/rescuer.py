@@ -13,7 +13,7 @@ from types import FrameType
 
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import DatabasePresence, Jobs
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.pipelines.loader import load_pipelines
@@ -29,16 +29,21 @@ _PRUNER_STOP_S = 5.0
 class Rescuer(Rounds):
     """Frees stage runs of lost workers, expires late jobs, lets in held ones and calibrates estimates.
 
-    It does so every ``every_s`` seconds.
+    It does so every ``every_s`` seconds. After an outage of the database, and after its own start, it gives each worker
+    a lease of time to renew: while no worker can, none is lost.
     """
 
-    def __init__(self, jobs: Jobs, broker: Broker, every_s: float, round_file: Path | None = None) -> None:
+    def __init__(
+        self, jobs: Jobs, broker: Broker, every_s: float, round_file: Path | None = None, *, lease_s: float = 10.0
+    ) -> None:
+        """``lease_s`` is the workers' shortest lease: an outage of half of it counts as one."""
         super().__init__("rescuer", every_s, round_file)
         self._jobs = jobs
         self._broker = broker
+        self._presence = DatabasePresence(1.1 * every_s + lease_s / 2)
 
     def _work(self) -> None:
-        rescued = self._jobs.rescue()
+        rescued = self._jobs.rescue(self._presence)
         if rescued.freed:
             logger.warning("rescuer: took %d stage runs back from lost workers", rescued.freed)
         if rescued.expired:
@@ -57,7 +62,7 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     database = Database(settings.resolved_database_url)
     jobs = Jobs(database)
-    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s, round_file)
+    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s, round_file, lease_s=settings.lease_s)
     pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database))
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0  # well below the lease, which rescuers wait for after an outage
 
 
 class Ledger:
@@ -242,16 +242,16 @@ class Ledger:
     def _attempt(self) -> None:
         """Renew the lease and write the batch. While the database is away the batch stays, to be tried again."""
         try:
-            if time.monotonic() >= self._renew_at:
-                # The next beat counts from here: a database that was away is not beaten at once for every beat missed.
-                self._renew_at = time.monotonic() + self._settings.heartbeat_s
+            if (began := time.monotonic()) >= self._renew_at:
                 self._renew()
+                self._renew_at = began + self._settings.heartbeat_s
             self._writer.write(self._batch)
             if self._writer.holds_any and time.monotonic() >= self._check_at:
                 self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
             logger.error("%d reports and claims wait: %s", self._batch.size, error)
+            self._renew_at = 0.0  # before anything else, because the lease may be over by then
             self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._retry_at = time.monotonic() + self._pause_s
         except (Fenced, SlotTaken) as error:

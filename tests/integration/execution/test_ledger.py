@@ -53,6 +53,7 @@ class FlakyJobs(Jobs):
     refuses: int | None = None  # a stage run whose completion breaks the transaction
     shared = 0  # transactions of what ended and what came in its place
     bug: str | None = None  # the method that meets one
+    away = False  # the database, for renewals, claims and ends
 
     def _pass(self) -> None:
         self.transactions += 1
@@ -60,11 +61,16 @@ class FlakyJobs(Jobs):
             self.outages -= 1
             raise DatabaseUnavailable
 
+    def _reach(self) -> None:
+        if self.away:
+            raise DatabaseUnavailable
+
     def complete_and_claim(
         self, completions: Sequence[Completion], worker_id: str, at_most: int, **options: Any
     ) -> tuple[list[Outcome], Claims]:
         if any(completion.stage_run_id == self.refuses for completion in completions):
             raise ValueError("not for this database")
+        self._reach()
         self.shared += 1
         if self.outages % 2:
             self._pass()
@@ -75,6 +81,7 @@ class FlakyJobs(Jobs):
     def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
         if self.bug == "renew":
             raise RuntimeError("a bug")
+        self._reach()
         return super().renew(worker_id, lease_s, run_s)
 
     def report_progress(self, reports: Sequence[ProgressReport]) -> None:
@@ -88,6 +95,7 @@ class FlakyJobs(Jobs):
         return super().unwanted(worker_id)
 
     def claim(self, worker_id: str, at_most: int, **options: Any) -> Claims:
+        self._reach()
         if self.outages % 2:
             self._pass()
         found = super().claim(worker_id, at_most, **options)
@@ -300,6 +308,30 @@ async def test_nothing_is_lost_while_the_database_is_away(bench: Bench) -> None:
     assert claim.attempt == 1
     bench.jobs.outages = 2  # the completion is committed, its answer lost
     assert (await bench.ledger.complete(bench.done(claim))).won
+
+
+async def test_an_outage_that_outlasts_the_lease_takes_nothing_from_a_worker(database: Database) -> None:
+    """What comes back first is the lease: a claim or an end of those that waited does not get there before it."""
+    bench = Bench(database, Settings(heartbeat_s=60, lease_s=120))  # no beat falls between the outage and its end
+    await bench.start()
+    try:
+        ended, running = await bench.claim_new(2)
+        bench.submit()
+        bench.jobs.away = True
+        waiting = asyncio.gather(bench.ledger.complete(bench.done(ended)), bench.ledger.claim(8, is_idle=False))
+        await until(lambda: bench.ledger._pause_s)
+        with database.begin() as tx:
+            tx.execute(update(WorkerRow).values(lease_until=0))
+        bench.jobs.away = False
+        async with asyncio.timeout(30):
+            outcome, claims = await waiting
+        assert outcome.won
+        assert len(claims.claims) == 1
+        assert (await bench.ledger.complete(bench.done(running))).won
+        assert bench.fenced == []
+        assert bench.jobs.rescue().freed == 0
+    finally:
+        await asyncio.to_thread(bench.ledger.close)
 
 
 async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> None:
@@ -707,7 +739,10 @@ async def test_a_stage_run_that_starves_every_worker_is_quarantined(database: Da
         [claim] = await bench.claim()
         alone.append(claim.alone)
         with database.begin() as tx:
-            tx.execute(update(WorkerRow).values(lease_until=0))
+            if rescued:
+                tx.execute(update(WorkerRow).values(lease_until=0))
+            else:  # a rescuer is at it: it removes the row, and frees the stage runs a moment later
+                tx.execute(delete(WorkerRow))
         if rescued:
             assert jobs.rescue().freed == 1
         with pytest.raises(Fenced):

@@ -26,6 +26,7 @@ from omni_jobs.jobs import (
     Claim,
     Claims,
     Completion,
+    DatabasePresence,
     Failure,
     Jobs,
     NewWorker,
@@ -322,7 +323,8 @@ def test_a_fenced_worker_completes_nothing_with_its_claim(jobs_or_forgetful: Job
     jobs.submit(new_job({"first": []}))
     (ended,) = claim(jobs, "w")
     waiting = jobs.submit(new_job())
-    pass_time(jobs._db, 100)
+    with jobs._db.begin() as tx:
+        tx.execute(text("DELETE FROM workers"))
     with pytest.raises(Fenced):
         jobs.complete_and_claim([done(ended, "w")], "w", 5)
     assert stages(jobs, waiting.job_id)["first"] == "queued"
@@ -499,9 +501,9 @@ def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_u
     database = Database(database_url)
     pass_time(database, 10)
     database.close()
+    jobs.rescue()
     with pytest.raises(Fenced):
         jobs.renew("w1", 10)
-    jobs.rescue()
     stage = jobs.get(submitted.job_id).stages[0]
     assert (stage.status, stage.reason) == (StageRunState.QUEUED, "no_worker")
     assert [(error.code, error.worker) for error in stage.errors] == [("worker_lost", "w1")]
@@ -518,6 +520,66 @@ def test_a_renewed_lease_holds(jobs: Jobs, database: Database) -> None:
         assert jobs.renew("w", 10).unwanted == []
     assert jobs.rescue().freed == 0
     assert [worker.id for worker in jobs.workers()] == ["w"]
+
+
+def test_a_lease_that_is_over_begins_anew_if_nobody_has_taken_what_it_covers(jobs_or_forgetful: Jobs) -> None:
+    """After an outage of the database: the worker renews before it claims, and goes on with what it has."""
+    jobs = jobs_or_forgetful
+    submitted, waiting = jobs.submit(new_job({"first": []})), jobs.submit(new_job({"first": []}))
+    register(jobs, "w", lease_s=10)
+    (claimed,) = claim(jobs, "w", 1)
+    pass_time(jobs._db, 3600)
+    assert jobs.claim("w", 5, held=[claimed.stage_run_id]) == Claims(())
+    assert stages(jobs, waiting.job_id) == {"first": "queued"}
+    assert jobs.workers() == []
+    assert jobs.renew("w", 10).unwanted == []
+    assert jobs.rescue().freed == 0
+    assert [(worker.id, worker.running) for worker in jobs.workers()] == [("w", 1)]
+    assert jobs.complete([done(claimed, "w")])[0].won
+    assert [run.attempt for run in jobs.get(submitted.job_id).stages] == [1]
+    assert [each.job_id for each in claim(jobs, "w", 1)] == [waiting.job_id]
+
+
+def test_a_renewal_and_a_rescue_have_one_winner(jobs: Jobs, database: Database) -> None:
+    """Of a worker whose lease is over: it goes on with its attempt, or another one takes the next."""
+    for number in range(20):
+        name = f"w{number}"
+        submitted = jobs.submit(new_job({"first": []}))
+        register(jobs, name)
+        (claimed,) = claim(jobs, name)
+        pass_time(database, 100)
+
+        def renewed(name: str = name) -> bool:
+            try:
+                jobs.renew(name, 60)
+            except Fenced:
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            lives, rescued = pool.submit(renewed), pool.submit(lambda: jobs.rescue().freed)
+            assert (lives.result(), rescued.result()) in [(True, 0), (False, 1)]
+        assert jobs.complete([done(claimed, name)])[0].won is lives.result()
+        jobs.cancel(submitted.job_id)
+        jobs.retire_worker(name)
+
+
+def test_a_rescuer_waits_a_lease_since_the_database_is_there_again(jobs: Jobs, database: Database) -> None:
+    jobs.submit(new_job())
+    register(jobs, "w", lease_s=60)
+    claim(jobs, "w")
+    presence = DatabasePresence(5)
+    jobs.rescue(presence)
+    with database.begin() as tx:  # an hour goes by in which nobody reached the database
+        at = tx.execute(text("SELECT renewed_at FROM workers")).scalar_one()
+        tx.execute(text("UPDATE workers SET renewed_at = renewed_at - 3600, lease_until = lease_until - 3600"))
+    assert jobs.rescue(presence).freed == 0, "its worker may only have missed the database"
+    since = DatabasePresence(3600)
+    since.note(at)
+    assert jobs.rescue(since).freed == 0
+    longer = DatabasePresence(3600)
+    longer.note(at - 61)
+    assert jobs.rescue(longer).freed == 1
 
 
 def test_an_unknown_owner_is_rescued(jobs: Jobs, database: Database) -> None:

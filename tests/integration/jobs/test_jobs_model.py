@@ -389,11 +389,12 @@ class JobsMachine(RuleBasedStateMachine):
         assert queues == self.queues(self.claimable() - before)
 
     def renew(self, data: st.DataObject) -> None:
-        worker = self.draw_worker(data)
-        if not self.is_live(worker):
+        worker = self.draw_worker(data, lambda its: its in self.model.expired)
+        if worker not in self.model.workers:
             with pytest.raises(Fenced):
                 self.jobs.renew(worker, LEASE_S)
             return
+        self.model.expired.discard(worker)  # nobody has taken what it runs
         unwanted = {
             stage.id
             for job, stage in self.model.all_stages()
@@ -443,9 +444,12 @@ class JobsMachine(RuleBasedStateMachine):
         """``wanted``: of any jobs, and further ones of high jobs. ``is_lost``: the answer is."""
         worker = self.draw_worker(data, self.has_work)
         at_most, of_high = wanted
-        if not self.is_live(worker):
+        if worker not in self.model.workers:
             with pytest.raises(Fenced):
                 self.jobs.claim(worker, at_most, of_high=of_high)
+            return
+        if not self.is_live(worker):
+            assert self.jobs.claim(worker, at_most, of_high=of_high) == Claims(())
             return
         held = self.held(worker)
         claims = self.jobs.claim(worker, at_most, of_high=of_high, is_idle=is_idle)
@@ -463,7 +467,13 @@ class JobsMachine(RuleBasedStateMachine):
         """What ended and what comes in its place; ``is_lost``: the first answer, as a ledger may meet it."""
         worker, reports = self.draw_worker(data, self.has_work), self.draw_reports(data)
         completions = [Completion(*report, result={"by": report[2]}) for report in reports]
-        if not self.is_live(worker):
+        if worker in self.model.expired:
+            won = self.model_complete(reports)
+            outcomes, claims = self.jobs.complete_and_claim(completions, worker, at_most)
+            self.check_outcomes(reports, outcomes, won, self.job_states(reports))
+            assert claims == Claims(())
+            return
+        if worker not in self.model.workers:
             with pytest.raises(Fenced):
                 self.jobs.complete_and_claim(completions, worker, at_most)
             # What ended may be recorded or not: the ledger tells it again, alone.

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from omni_jobs.errors import NotFound
-from omni_jobs.jobs import Jobs, NewWorker, RescueResult
+from omni_jobs.jobs import DatabasePresence, Jobs, NewWorker, RescueResult
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.states import StageRunState
 from omni_jobs.storage import input_key, open_store, payload_key
@@ -87,12 +87,12 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
     rounds: list[str] = []
 
     class Buggy(Jobs):
-        def rescue(self) -> RescueResult:
+        def rescue(self, presence: DatabasePresence | None = None) -> RescueResult:
             rounds.append("")
             if len(rounds) == 1:
                 raise RuntimeError("nobody thought of this")
             rescuer.stop()
-            return super().rescue()
+            return super().rescue(presence)
 
     rescuer = Rescuer(Buggy(stack.database), stack.app.broker, every_s=0.01)
     rescuer.run(stack.database)
