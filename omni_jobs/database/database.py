@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, exc, inspect, make_url, select, text, update
+from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.postgresql import PostgreSQL
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
 from omni_jobs.database.tables import WriteCheckRow
+from omni_jobs.database.tenant_tables import TurnRow
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _WRITE_CHECK = (
     .where(WriteCheckRow.id == select(WriteCheckRow.id).with_for_update(skip_locked=True).limit(1).scalar_subquery())
     .values(at=now())
 )
+_TABLES = TurnRow.metadata.tables.keys()  # of both modules
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -73,8 +75,8 @@ class Database:
 
         After a deadlock, a lock wait or a lost connection ``transaction`` is called again. It must accept that its
         work is done already, because the connection may be lost after COMMIT was done and before its answer came.
-        Raises DatabaseUnavailable when the fault lasts, the disk is full, or no connection becomes free. Other errors
-        pass as they are, SQLAlchemy's for wrong SQL.
+        Raises DatabaseUnavailable when the fault lasts, the disk is full, the database's file or a table is gone, or no
+        connection becomes free. Other errors pass as they are, SQLAlchemy's for wrong SQL.
         """
         return self._run(self._backend.writing, transaction)
 
@@ -91,7 +93,10 @@ class Database:
         while True:
             try:
                 with engine.begin() as connection:
-                    return function(connection)
+                    result = function(connection)
+                    session = connection.info
+                self._backend.check_kept(session)
+                return result
             except exc.TimeoutError as error:  # every connection of the pool is in use
                 raise DatabaseUnavailable("no database connection became free") from error
             except exc.DBAPIError as error:
@@ -135,12 +140,12 @@ class Database:
         upgrade(connection)
 
     def check(self) -> None:
-        """Raise DatabaseUnavailable unless the database has this build's schema and, on PostgreSQL, takes writes."""
+        """Raise DatabaseUnavailable unless the database has this build's tables and, on PostgreSQL, takes writes."""
         try:
             with self._backend.reading.connect() as connection:
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()
-                has_any = inspect(connection).has_table("alembic_version")
-                revision = connection.execute(_REVISION).scalar() if has_any else None
+                names = set(connection.execute(self._backend.table_names).scalars())
+                revision = connection.execute(_REVISION).scalar() if "alembic_version" in names else None
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
         if is_read_only:
@@ -150,6 +155,8 @@ class Database:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"
             )
+        if lacking := sorted(_TABLES - names):
+            raise DatabaseUnavailable(f"the database lacks the table {lacking[0]}: restore it from a backup")
 
     def check_writes(self) -> None:
         """Write a row. Raises DatabaseUnavailable as ``run`` does, and waits as long as other writers do."""

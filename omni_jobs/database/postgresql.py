@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,12 @@ class PostgreSQL:
         "55P03",  # lock_timeout
         *("57P01", "57P02", "57P03"),  # admin shutdown, crash shutdown, starting up
     )
-    # Disk full, out of memory, input/output error, statement_timeout: somebody must make room or mend the server.
-    exhausted = ("53100", "53200", "58030", "57014")
+    # Disk full, out of memory, input/output error, statement_timeout, no such table or schema: somebody must make room
+    # or mend the server.
+    exhausted = ("53100", "53200", "58030", "57014", "42P01", "3F000")
     foreign_session = ("26000", "42P05")  # a prepared statement is not there, or there already
     is_read_only = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
+    table_names = text("SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)")
     lock_schema = (text("SET LOCAL statement_timeout = 0"), text("SELECT pg_advisory_xact_lock(7305818263117)"))
 
     def __init__(self, url: URL, connections: int) -> None:
@@ -53,6 +55,9 @@ class PostgreSQL:
     def migrating(self) -> Iterator[Engine]:
         """A context manager that yields the engine in which ``Database.migrate`` runs its transaction."""
         yield self.writing
+
+    def check_kept(self, session: MutableMapping[str, Any]) -> None:
+        """Do nothing: the server answers for what it has committed."""
 
     def error_code(self, error: exc.DBAPIError) -> str:
         """Return the SQLSTATE of an error; when the server sent none, 08000 (a lost connection) or "" (any other)."""

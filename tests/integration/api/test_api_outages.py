@@ -1,10 +1,11 @@
 """The API while a service that it needs is away or full: its answers, what still works, and its recovery."""
 
 import os
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -224,6 +225,27 @@ def test_a_database_file_that_is_read_only_is_said(settings: Settings) -> None:
         assert api.http.get("/v1/jobs").status_code == 200, "it can be read"
         event.remove(engine, "connect", set_read_only)
         until(lambda: post(api, TEXT).status_code == 202)
+
+
+def test_a_database_file_that_is_removed_takes_no_jobs_and_loses_none(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "omni-jobs.sqlite"
+    names = ("", "-wal", "-shm")
+    with serve(settings) as api:
+        first = post(api, TEXT)
+        assert first.status_code == 202
+        for name in names:
+            Path(f"{file}{name}").rename(tmp_path / f"elsewhere{name}")
+        refused(post(api, TEXT), "database_unavailable")
+        refused(api.http.get(first.headers["location"]), "database_unavailable")
+        until(lambda: ready(api, "database") == ("unavailable", "database_unavailable"))
+        assert "omni-jobs migrate" in api.http.get("/readyz").json()["error"]["message"]
+        assert not file.exists()
+        for name in names:
+            (tmp_path / f"elsewhere{name}").rename(f"{file}{name}")
+        assert post(api, TEXT).status_code == 202
+        until(lambda: ready(api, "database") == ("ready", None))
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (2,)
 
 
 def test_an_object_store_that_refuses_is_named_and_concerns_media_only(

@@ -1,12 +1,14 @@
 """Transactions through trouble, on both databases."""
 
 import socket
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, exc, select, text
+from sqlalchemy import URL, Connection, exc, select, text
 
 from omni_jobs.database import sqlite
 from omni_jobs.database.clock import now
@@ -39,7 +41,7 @@ def test_a_lasting_error_is_not_tried_again(database: Database) -> None:
 
     def wrong(tx: Connection) -> None:
         calls.append(1)
-        tx.execute(text("SELECT * FROM nowhere"))
+        tx.execute(text("SELECT nothing FROM workers"))
 
     with pytest.raises(exc.DBAPIError):
         database.run(wrong)
@@ -148,6 +150,118 @@ def test_a_file_that_is_no_database_any_more_is_unavailable(database: Database, 
     database.run(lambda tx: tx.execute(MORE_SLOTS, {"id": "a"}))
 
 
+def file_of(database_url: str) -> Path:
+    return Path(database_url.removeprefix("sqlite:///"))
+
+
+def insert(database: Database, name: str) -> None:
+    database.run(lambda tx: tx.execute(INSERT_WORKER, {"id": name}))
+
+
+def unavailable(database: Database, said: str) -> None:
+    """To every one who asks."""
+    for ask in (
+        lambda: insert(database, "lost"),
+        lambda: database.read(lambda tx: tx.execute(SLOTS).all()),
+        database.check,
+        database.check_writes,
+    ):
+        with pytest.raises(DatabaseUnavailable, match=said):
+            ask()
+
+
+@sqlite_only
+def test_a_file_that_was_removed_takes_nothing_and_is_not_made_anew(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    file = file_of(database_url)
+    insert(database, "a")
+    names = ("", "-wal", "-shm")
+    for name in names:
+        Path(f"{file}{name}").rename(tmp_path / f"elsewhere{name}")
+    unavailable(database, "not there: put it back, or run omni-jobs migrate for a new, empty one")
+    newcomer = Database(database_url)
+    unavailable(newcomer, "not there")
+    assert not file.exists()
+    for name in names:
+        (tmp_path / f"elsewhere{name}").rename(f"{file}{name}")
+    for each in (database, newcomer):
+        each.check()
+        assert len(each.read(lambda tx: tx.execute(SLOTS).all())) == 1
+    insert(database, "b")
+    newcomer.close()
+
+
+@sqlite_only
+def test_what_is_committed_after_the_file_was_removed_does_not_count(database: Database, database_url: str) -> None:
+    """It goes in the middle of the transaction."""
+
+    def transaction(tx: Connection) -> None:
+        tx.execute(INSERT_WORKER, {"id": "a"})
+        file_of(database_url).unlink()
+
+    with pytest.raises(DatabaseUnavailable, match="not there"):
+        database.run(transaction)
+
+
+@sqlite_only
+def test_a_file_that_was_replaced_is_opened_anew(database: Database, database_url: str, tmp_path: Path) -> None:
+    file = file_of(database_url)
+    insert(database, "a")
+    insert(database, "b")
+    restored = Database(f"sqlite:///{tmp_path / 'backup.sqlite'}")
+    restored.migrate()
+    insert(restored, "a")
+    restored.close()
+    for name in ("-wal", "-shm"):
+        Path(f"{file}{name}").unlink()
+    (tmp_path / "backup.sqlite").replace(file)
+    with pytest.raises(DatabaseUnavailable, match="was replaced"):
+        insert(database, "c")
+    insert(database, "d")
+    assert len(database.read(lambda tx: tx.execute(SLOTS).all())) == 2
+    with closing(sqlite3.connect(file)) as connection:
+        assert [found for (found,) in connection.execute("SELECT id FROM workers")] == ["a", "d"]
+
+
+@sqlite_only
+@pytest.mark.parametrize("name", ["-wal", "-shm"])
+def test_a_log_that_was_removed_takes_nothing_and_is_saved_by_the_last_that_ends(
+    database: Database, database_url: str, name: str
+) -> None:
+    file = file_of(database_url)
+    insert(database, "a")
+    Path(f"{file}{name}").unlink()
+    unavailable(database, "stop all processes of omni-jobs")
+    database.close()
+    again = Database(database_url)
+    again.check()
+    assert len(again.read(lambda tx: tx.execute(SLOTS).all())) == 1
+    again.close()
+
+
+def test_names_of_files_may_hold_what_a_uri_may_not(tmp_path: Path) -> None:
+    file = tmp_path / "100%25 größer#;=é" / "x y.sqlite"
+    database = Database(URL.create("sqlite", database=str(file)).render_as_string())
+    database.migrate()
+    database.check()
+    database.close()
+    assert file.exists()
+
+
+def test_a_schema_that_was_dropped_is_unavailable(database: Database) -> None:
+    """Some or all of it; nothing that asks is told of a bug."""
+    insert(database, "a")
+    database.run(lambda tx: tx.execute(text("DROP TABLE attempt_errors")))
+    with pytest.raises(DatabaseUnavailable, match="lacks the table attempt_errors"):
+        database.check()
+    with pytest.raises(DatabaseUnavailable, match="attempt_errors"):
+        database.read(lambda tx: tx.execute(text("SELECT * FROM attempt_errors")))
+    database.run(lambda tx: tx.execute(text("DROP TABLE alembic_version")))
+    with pytest.raises(DatabaseUnavailable, match="schema is empty"):
+        database.check()
+
+
 @postgresql_only
 def test_a_statement_that_hangs_is_unavailable(database: Database) -> None:
     def hang(tx: Connection) -> None:
@@ -238,6 +352,7 @@ def test_urls_that_cannot_work_are_refused(url: str) -> None:
 
 def test_sqlite_is_set_up_for_several_processes(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/x.sqlite")
+    database.migrate()
     names = {
         "journal_mode": "wal",
         "synchronous": 1,

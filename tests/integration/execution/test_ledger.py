@@ -334,6 +334,23 @@ async def test_an_outage_that_outlasts_the_lease_takes_nothing_from_a_worker(dat
         await asyncio.to_thread(bench.ledger.close)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_nothing_is_claimed_and_no_end_counts_while_the_file_is_away(bench: Bench, tmp_path: Path) -> None:
+    [running] = await bench.claim_new()
+    bench.submit()
+    for name in ("", "-wal", "-shm"):
+        (tmp_path / f"omni-jobs.sqlite{name}").rename(tmp_path / f"elsewhere{name}")
+    waiting = asyncio.gather(bench.ledger.complete(bench.done(running)), bench.ledger.claim(8, is_idle=False))
+    await until(lambda: bench.ledger._pause_s)
+    assert not waiting.done()
+    for name in ("", "-wal", "-shm"):
+        (tmp_path / f"elsewhere{name}").rename(tmp_path / f"omni-jobs.sqlite{name}")
+    async with asyncio.timeout(30):
+        outcome, claims = await waiting
+    assert outcome.won
+    assert [claim.attempt for claim in claims.claims] == [1]
+
+
 async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> None:
     claims = await bench.claim_new(3)
     bench.jobs.refuses = claims[1].stage_run_id
