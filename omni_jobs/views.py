@@ -43,7 +43,7 @@ class BulkAnswer(_View):
 
     line: int  # from 1
     id: str | None = None
-    created: bool = False  # False: an earlier bulk of the same key made the job
+    created: bool = False  # False: an earlier bulk, or try, of the same key made the job
     error: ErrorView | None = None
 
 

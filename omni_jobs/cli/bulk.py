@@ -4,16 +4,16 @@ import os
 import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import typer
 
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
-from omni_jobs.cli.exits import Exit, exit_code, fail
+from omni_jobs.cli.exits import Exit, exit_code, fail, notice
 from omni_jobs.cli.terminal import console, say, say_json
-from omni_jobs.errors import OmniJobsError
+from omni_jobs.errors import OmniJobsError, Unauthenticated
 
 
 def submit_bulk(
@@ -27,12 +27,12 @@ def submit_bulk(
 
     The lines are sent while they are read. The answers come after the last line.
 
-    If the connection breaks, send the same lines again with the same --idempotency-key: only jobs that are missing
-    are made. Without the option a new key is used, and printed if the connection breaks. A pipe gives its lines only
-    once, so run the command again that wrote them.
+    If the connection breaks, or the server has an outage, a file's lines are sent again with the same key, up to
+    four times: only jobs that are missing are made. If that is not enough, send the same lines again with the
+    --idempotency-key that the error names. A pipe gives its lines only once, so run the command again that wrote them.
 
-    The server closes the connection if a pipe pauses for longer than its settings allow (20 s, and 300 s for the
-    whole request). Write the lines of a slower command to a file first.
+    The server takes no further lines from a pipe that pauses for longer than its settings allow (20 s, and 300 s for
+    the whole request). Write the lines of a slower command to a file first.
 
     \b
     Examples:
@@ -42,29 +42,54 @@ def submit_bulk(
     """
     key = idempotency_key or f"bulk-{uuid.uuid4().hex}"
     accepted = refused = 0
+    again = f"send the same lines again with --idempotency-key {key}: no job is made twice"
     with connect(url) as client:
         try:
-            for answer in client.submit_bulk(_with_bar(file), idempotency_key=key, cancel_after=cancel_after):
+            for answer in client.submit_bulk(_lines_of(file), idempotency_key=key, cancel_after=cancel_after):
                 say_json(answer.model_dump_json(exclude_defaults=True), out)
                 if answer.error is None:
                     accepted += 1
                 else:
                     refused += 1
         except OmniJobsError as error:
-            again = f"send the same lines again with --idempotency-key {key}: no job is made twice"
-            fail(f"{error}; {again}" if error.retryable else str(error), exit_code(error))
+            if accepted or refused:
+                say(f"{accepted} accepted, {refused} refused so far", err=True)
+            may_help = error.retryable or isinstance(error, Unauthenticated)
+            fail(f"{error}; {again}" if may_help else str(error), exit_code(error))
+        except BrokenPipeError:  # the reader of the answers has enough
+            raise
+        except (KeyboardInterrupt, OSError):
+            notice(again)
+            raise
     say(f"{accepted} accepted, {refused} refused", err=True)
     if refused:
         raise typer.Exit(Exit.FAILED)
 
 
-def _with_bar(lines: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines, and show the bytes sent as a progress bar on stderr; without an end for a pipe."""
+def _lines_of(file: BinaryIO) -> Iterable[bytes]:
+    """Return the lines of a file, shown as they are sent. Those of a regular file can be read again, a pipe's once."""
+    size = _size_of(file)
+    return _with_bar(file, None) if size is None else _FileLines(file, size)
+
+
+class _FileLines:
+    """The lines of a regular file from its present position on, each time that they are asked for."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._start, self._size = file, file.tell(), size
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(self._start)
+        yield from _with_bar(self._file, self._size)
+
+
+def _with_bar(lines: BinaryIO, size: int | None) -> Iterator[bytes]:
+    """Yield the lines, and show the bytes sent as a progress bar on stderr; ``size`` bytes, None for a pipe."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("sending", total=_size_of(lines))
+        task = progress.add_task("sending", total=size)
         for line in lines:
             yield line
             progress.advance(task, len(line))

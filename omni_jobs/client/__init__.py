@@ -6,9 +6,10 @@
     print(job.result["text"])
     client.save(job, Path("out"))   # result.json, text.txt, audio.wav
 
-A call is repeated a few times while its error may pass, such as no answer or too many jobs waiting; a bulk and the
-download of an artifact are not. A submit carries an idempotency key, so no repetition makes a second job. The server's
-errors are raised as the classes of :mod:`omni_jobs.errors`; ServerUnavailable means that the server gave no answer.
+A call is repeated a few times while its error may pass, such as no answer or too many jobs waiting; the download of an
+artifact is not, nor a bulk whose lines come from an iterator. A submit carries an idempotency key, so no repetition
+makes a second job. The server's errors are raised as the classes of :mod:`omni_jobs.errors`; ServerUnavailable means
+that the server gave no answer.
 """
 
 from omni_jobs.client.client import Client

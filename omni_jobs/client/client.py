@@ -16,12 +16,13 @@ import httpx2
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
+from omni_jobs.client.bulk_answers import answers_in, answers_of_tries
 from omni_jobs.client.error_of import error_of
+from omni_jobs.client.pauses import pause_before_retry
 from omni_jobs.errors import (
     ConfigError,
     Conflict,
     InvalidRequest,
-    LimitReached,
     NotFound,
     ObjectCorrupt,
     OmniJobsError,
@@ -42,7 +43,6 @@ from omni_jobs.views import (
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call
-LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room, but raises the error, such as TooManyJobs
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
 UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # pauses between two polls of a job's progress
 
@@ -118,23 +118,25 @@ class Client:
     ) -> Iterator[BulkAnswer]:
         """Submit many jobs, the JSON body of one per line. Yield an answer per line, in order, once all lines are sent.
 
-        Nothing is sent before the iteration begins; an empty line has no answer. The client never repeats this call,
-        and sets it no ``timeout``. The caller may send the same lines again with the same ``idempotency_key``: only
-        jobs that are missing are made. ``cancel_after`` applies to each line.
+        Nothing is sent before the iteration begins; an empty line has no answer. The call sets no ``timeout``. Lines
+        that can be read again, such as those of a list, are sent again with the same key while that may help, which
+        makes only jobs that are missing. An iterator gives its lines once; after an error the caller may send the same
+        lines again with the same ``idempotency_key``. ``cancel_after`` applies to each line.
 
         If the server has not handled all lines, the iteration raises its error after the last answer, for example
         DatabaseUnavailable, TooSlow or RequestTooLarge; the message names the last line that it has handled. After any
         other error some jobs may exist as well.
         """
-        headers = {"Content-Type": "application/jsonl", **_submit_headers(idempotency_key, cancel_after)}
-        content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
-        path = "/v1/jobs/bulk"
-        with self._stream("POST", path, content=content, headers=headers, timeout=None) as response:
-            for answer in _lines(response.iter_bytes()):
-                if b'"lines"' not in answer[:9]:
-                    yield BulkAnswer.model_validate_json(answer)
-                elif (error := json.loads(answer).get("error")) is not None:  # the last line has the counts
-                    raise OmniJobsError.from_dict(error)
+        is_read_once = iter(lines) is lines
+        key = idempotency_key if is_read_once or idempotency_key is not None else f"client-{uuid.uuid4().hex}"
+        headers = {"Content-Type": "application/jsonl", **_submit_headers(key, cancel_after)}
+
+        def send() -> Iterator[BulkAnswer]:
+            content = (line.rstrip(b"\r\n") + b"\n" for line in lines)
+            with self._stream("POST", "/v1/jobs/bulk", content=content, headers=headers, timeout=None) as response:
+                yield from answers_in(response.iter_bytes())
+
+        yield from send() if is_read_once else answers_of_tries(send)
 
     def pipelines(self) -> Sequence[PipelineView]:
         """Return the pipelines that the server serves. A submit names one of them as ``model``."""
@@ -302,7 +304,7 @@ class Client:
                     return response
                 raise error_of(response)
             except OmniJobsError as error:
-                pause = _pause_before_retry(error, next(pauses, None))
+                pause = pause_before_retry(error, next(pauses, None))
                 if pause is None:
                     raise
             time.sleep(pause)
@@ -334,26 +336,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at ``\\n`` alone, because a string in JSON may hold the other characters at which ``str`` ends a line."""
-    begun = b""
-    for chunk in chunks:
-        *ended, begun = (begun + chunk).split(b"\n")
-        yield from ended
-    if begun:
-        yield begun
-
-
-def _pause_before_retry(error: OmniJobsError, pause: float | None) -> float | None:
-    """Return the seconds until a failed call is repeated; None if it is not.
-
-    ``pause`` is the next of PAUSES_S, None after the last. A limit names its own pause.
-    """
-    if pause is not None and isinstance(error, LimitReached):
-        return error.retry_after_s if error.retry_after_s <= LONGEST_RETRY_AFTER_S else None
-    return pause if error.retryable else None
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:

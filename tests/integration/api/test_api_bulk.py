@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -253,6 +254,24 @@ def test_sent_again_after_a_break_with_the_key_that_the_error_names(
     assert process.returncode == 0
     made = [json.loads(answer).get("created", False) for answer in output.splitlines()]
     assert (made.count(True), len(made), jobs_there(api)) == (300 - before, 300, 300)
+
+
+def test_a_command_that_is_interrupted_names_its_key(api: ApiServer) -> None:
+    lines = b"".join(line(str(n)) + b"\n" for n in range(300))
+    with command(api, "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(lines)
+        deadline = time.monotonic() + 60
+        while not jobs_there(api):
+            assert time.monotonic() < deadline, "nothing came while the pipe was open"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED
+    [key] = re.findall(r"send the same lines again with --idempotency-key (bulk-[0-9a-f]{32}): ", errors.decode())
+    with command(api, "-", "--idempotency-key", key) as process:
+        process.communicate(lines, timeout=60)
+    assert (process.returncode, jobs_there(api)) == (0, 300)
 
 
 @pytest.mark.parametrize(

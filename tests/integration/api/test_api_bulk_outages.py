@@ -60,7 +60,7 @@ def settings(valkey_url: str, tmp_path: Path) -> Settings:
 
 @contextmanager
 def serve_impatiently(settings: Settings) -> Iterator[ApiServer]:
-    """A server that gives its database up after 2 s."""
+    """A server that gives its database up after 2 s, so that the tests do not take long."""
     with serve(settings) as api:
         api.services.db._retry_for_s = 2.0
         yield api
@@ -139,6 +139,7 @@ def test_a_bulk_outlasts_a_restart_of_its_database(
         starter.start()
 
     with caplog.at_level(logging.WARNING), serve(on(settings, url)) as api:
+        api.services.db._retry_for_s = PATIENCE_S  # a busy host starts a server slowly
         try:
             answer = send(url_of(api), broken_by(database, restart))
         finally:
@@ -197,47 +198,61 @@ def test_an_object_store_that_stays_away_ends_the_bulk_with_the_lines_it_concern
 # The server is killed
 
 
-@contextmanager
-def api_process(settings: Settings, url: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """``omni-jobs api`` as a process: its URL, and what kills it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
-    environment |= {
-        "OMNI_JOBS_DATA_DIR": str(settings.data_dir),
-        "OMNI_JOBS_BROKER_URL": settings.broker_url.get_secret_value(),
-        "OMNI_JOBS_STAGE_CONFIGS": str(settings.stage_configs),
-        "OMNI_JOBS_DATABASE_URL": url,
-    }
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "omni_jobs.cli", "api", "--fd", str(listener.fileno())]
-        where = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        process = subprocess.Popen(
-            command, env=environment, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+class ApiProcess:
+    """``omni-jobs api`` as a process. Its port stays open while it is dead, as behind systemd's socket."""
+
+    def __init__(self, settings: Settings, url: str) -> None:
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
+        self._environment |= {
+            "OMNI_JOBS_DATA_DIR": str(settings.data_dir),
+            "OMNI_JOBS_BROKER_URL": settings.broker_url.get_secret_value(),
+            "OMNI_JOBS_STAGE_CONFIGS": str(settings.stage_configs),
+            "OMNI_JOBS_DATABASE_URL": url,
+        }
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "omni_jobs.cli", "api", "--fd", str(self._listener.fileno())],
+            env=self._environment,
+            pass_fds=[self._listener.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
+        assert httpx2.get(f"{self.url}/healthz", timeout=PATIENCE_S, trust_env=False).status_code == 200
 
-    def kill() -> None:
-        process.kill()
-        process.wait(PATIENCE_S)
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE_S)
 
-    try:
-        assert httpx2.get(f"{where}/healthz", timeout=PATIENCE_S, trust_env=False).status_code == 200
-        yield where, kill
-    finally:
-        kill()
+    def close(self) -> None:
+        self.kill()
+        self._listener.close()
 
 
-def test_a_server_that_is_killed_while_it_reads(settings: Settings, database: Database, database_url: str) -> None:
-    with api_process(settings, database_url) as (url, kill), pytest.raises(httpx2.TransportError):
-        send(url, broken_by(database, kill))
+@pytest.fixture
+def process(settings: Settings, database_url: str) -> Iterator[ApiProcess]:
+    with closing(ApiProcess(settings, database_url)) as process:
+        process.start()
+        yield process
+
+
+def test_a_server_that_is_killed_while_it_reads(process: ApiProcess, database: Database) -> None:
+    with pytest.raises(httpx2.TransportError):
+        send(process.url, broken_by(database, process.kill))
     jobs = jobs_by_line(database)
     assert 0 < len(jobs) < N
-    with api_process(settings, database_url) as (url, _):
-        check_the_rest_is_made(url, database, jobs)
+    process.start()
+    check_the_rest_is_made(process.url, database, jobs)
 
 
-def test_a_server_that_is_killed_while_it_answers(settings: Settings, database: Database, database_url: str) -> None:
-    with api_process(settings, database_url) as (url, kill), closing(slow_reader(url)) as connection:
+def test_a_server_that_is_killed_while_it_answers(process: ApiProcess, database: Database) -> None:
+    with closing(slow_reader(process.url)) as connection:
         received = read_some(connection)
-        kill()
+        process.kill()
         with suppress(ConnectionResetError):
             while piece := connection.recv(1 << 16):
                 received += piece
@@ -248,5 +263,65 @@ def test_a_server_that_is_killed_while_it_answers(settings: Settings, database: 
     check_truth(answers, jobs)
     assert 0 < len(answers) < N
     assert last is None
-    with api_process(settings, database_url) as (url, _):
-        check_the_rest_is_made(url, database, jobs)
+    process.start()
+    check_the_rest_is_made(process.url, database, jobs)
+
+
+# The client sends again by itself
+
+
+class LinesOfTries:
+    """The lines of a bulk, which break off by ``fault`` the first time. The next time comes after ``mend``."""
+
+    def __init__(self, database: Database, fault: Callable[[], object], mend: Callable[[], object]) -> None:
+        self.times, self._database, self._fault, self._mend = 0, database, fault, mend
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.times += 1
+        if self.times == 1:
+            for chunk in broken_by(self._database, self._fault):
+                yield from (each + b"\n" for each in chunk.splitlines())
+            return
+        if self.times == 2:
+            self._mend()
+        yield from LINES
+
+
+def check_one_answer_a_line(url: str, lines: LinesOfTries, database: Database) -> None:
+    with Client(url) as client:
+        answers = list(client.submit_bulk(lines))
+    jobs = jobs_by_line(database)
+    assert (lines.times, len(jobs)) == (2, N)
+    assert [(answer.line, answer.id, answer.error) for answer in answers] == [
+        (number, jobs[number], None) for number in range(1, N + 1)
+    ]
+
+
+def test_the_client_outlasts_an_outage_of_the_database(settings: Settings, mortal_database: MortalDatabase) -> None:
+    lines = LinesOfTries(mortal_database.database, mortal_database.take_away, mortal_database.bring_back)
+    with serve_impatiently(on(settings, mortal_database.url)) as api:
+        check_one_answer_a_line(url_of(api), lines, mortal_database.database)
+
+
+def test_the_client_outlasts_the_death_of_its_server(process: ApiProcess, database: Database) -> None:
+    check_one_answer_a_line(process.url, LinesOfTries(database, process.kill, process.start), database)
+
+
+@pytest.mark.parametrize("words", ["submit-bulk jobs.jsonl", "submit-bulk - < jobs.jsonl"])
+def test_the_command_sends_a_file_again(
+    settings: Settings, mortal_database: MortalDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture, words: str
+) -> None:
+    (tmp_path / "jobs.jsonl").write_bytes(BULK)
+    with serve_impatiently(on(settings, mortal_database.url)) as api:
+        mortal_database.take_away()
+        shell = f"exec {sys.executable} -m omni_jobs.cli {words} --idempotency-key {KEY} --url {url_of(api)}"
+        with subprocess.Popen(
+            ["bash", "-c", shell], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as command:
+            until(lambda: "POST /v1/jobs/bulk: the database does not answer" in caplog.text)
+            mortal_database.bring_back()
+            output, errors = command.communicate(timeout=PATIENCE_S)
+        assert (command.returncode, errors.decode()) == (0, f"{N} accepted, 0 refused\n")
+        jobs = jobs_by_line(mortal_database.database)
+        check_truth([json.loads(answer) for answer in output.splitlines()], jobs)
+        assert len(output.splitlines()) == len(jobs) == N
