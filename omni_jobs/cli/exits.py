@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import typer
@@ -9,7 +10,7 @@ from typer.core import TyperGroup
 
 from omni_jobs.cli.formats import printable
 from omni_jobs.cli.terminal import say
-from omni_jobs.errors import NotFound, OmniJobsError
+from omni_jobs.errors import Conflict, NotFound, OmniJobsError
 
 
 class Exit:
@@ -47,6 +48,22 @@ class Subcommands(TyperGroup):
             if error.filename is None:
                 raise
             fail(f"{error.filename}: {error.strerror}", Exit.FAILED)
+
+
+def act_on_each(ids: Sequence[str], act: Callable[[str], object]) -> None:
+    """Call ``act`` with each id. NotFound or Conflict of one is printed, and the command fails once all were tried.
+
+    Another error ends the command at once, because it would come again for the next.
+    """
+    first: OmniJobsError | None = None
+    for each in ids:
+        try:
+            act(each)
+        except (NotFound, Conflict) as error:
+            notice(f"{each}: {error}")
+            first = first or error
+    if first is not None:
+        raise typer.Exit(exit_code(first))
 
 
 def exit_code(error: OmniJobsError) -> int:

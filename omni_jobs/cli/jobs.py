@@ -2,6 +2,7 @@
 
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
+from omni_jobs.cli.exits import act_on_each
 from omni_jobs.cli.screen import show, show_outcome, show_repeatedly, show_warnings
 
 
@@ -113,15 +114,14 @@ def retry(
 def delete(jobs: options.JobsArgument, url: options.UrlOption = None) -> None:
     """Delete jobs that have ended, with their results and artifacts. This cannot be undone.
 
-    The command stops at the first job that cannot be deleted, because it has not ended for example.
+    A job that cannot be deleted, because it has not ended or does not exist, is named, and the others are deleted.
 
     \b
     Example:
       omni-jobs delete job-0193… job-0194…
     """
     with connect(url) as client:
-        for job_id in jobs:
-            client.delete(job_id)
+        act_on_each(jobs, client.delete)
 
 
 def result(

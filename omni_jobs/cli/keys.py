@@ -1,6 +1,7 @@
 """The commands for API keys. They change the database itself, so that the first key needs no key."""
 
 from omni_jobs.cli import options
+from omni_jobs.cli.exits import act_on_each
 from omni_jobs.cli.screen import show, show_json
 from omni_jobs.cli.servers import opened_database
 from omni_jobs.cli.terminal import say
@@ -64,6 +65,8 @@ def list_(tenant: options.OfTenantOption = None, as_json: options.JsonOption = F
 def revoke(keys: options.KeysArgument) -> None:
     """Revoke API keys. Every API server refuses them within 5 seconds. This cannot be undone.
 
+    A key that does not exist is named, and the others are revoked.
+
     \b
     Example:
       omni-jobs keys revoke key-0f3a9c21b7d45e68
@@ -71,5 +74,4 @@ def revoke(keys: options.KeysArgument) -> None:
     from omni_jobs.tenants.key_store import ApiKeys
 
     with opened_database() as database:
-        for key_id in keys:
-            ApiKeys(database).revoke(key_id)
+        act_on_each(keys, ApiKeys(database).revoke)

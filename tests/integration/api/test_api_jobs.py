@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from omni_jobs.cli import app
+from omni_jobs.cli import Exit, app
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Retention, StoredArtifact
 from omni_jobs.settings import Settings
@@ -453,3 +453,16 @@ def test_the_commands(api: ApiServer) -> None:
     assert "job.retried" in run("events", job_id)
     assert run("delete", job_id) == ""
     run("status", job_id, code=4)
+
+
+def test_a_job_that_cannot_be_deleted_spares_no_other(api: ApiServer) -> None:
+    """Sent again after an outage, the command finds some of the jobs deleted already."""
+    ended, waiting, other = (submitted(api).id for _ in range(3))
+    for job_id in (ended, other):
+        failed(api, job_id)
+    result = CliRunner().invoke(
+        app, ["delete", "job-0", waiting, ended, "job-1", other, "--url", f"http://{api.host}:{api.port}"]
+    )
+    assert result.exit_code == Exit.NOT_FOUND
+    assert [said.split(": ")[1] for said in result.stderr.splitlines()] == ["job-0", waiting, "job-1"]
+    assert [job["id"] for job in api.http.get("/v1/jobs").json()["jobs"]] == [waiting]

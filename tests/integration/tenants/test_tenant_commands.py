@@ -90,3 +90,13 @@ def test_two_operators_at_once_in_processes_of_their_own(database: Database) -> 
     ended = sorted((process.wait(60), process.communicate()[1]) for process in both)
     assert [code for code, _ in ended] == [0, Exit.FAILED]
     assert "already" in ended[1][1]
+
+
+def test_a_key_that_is_unknown_spares_no_other(database: Database) -> None:
+    """Keys are revoked in haste, because they have leaked."""
+    assert run("tenants", "create", "acme").exit_code == 0
+    made = [json.loads(run("keys", "create", "-t", "acme", "-s", "read", "--json").stdout)["id"] for _ in range(2)]
+    result = run("keys", "revoke", made[0], "key-0", made[1])
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "omni-jobs: key-0: there is no key" in result.stderr
+    assert all(one["revoked_at"] for one in json.loads(run("keys", "list", "--json").stdout))
