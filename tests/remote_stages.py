@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from omni_jobs.servers import Server
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.types import Progress
 
@@ -52,6 +52,12 @@ def prompt(runner_endpoint: str = "chat", text: str = "Say hi.", **fields: Any) 
     return RemotePrompt(
         **{"parameters": kind.model_validate(given), "seed": 7, "messages": messages, "text": text, **fields}
     )
+
+
+def recording(media: int = 0, data: bytes = b"RIFF", **fields: Any) -> RemoteRecording:
+    """A recording of a job to transcribe, as the only part of its message."""
+    file = RemoteFile("audio.wav", "audio/wav", data)
+    return RemoteRecording(file, media, **{"field": f"messages.0.content.{media}", **fields})
 
 
 class Recorded(list[Progress]):

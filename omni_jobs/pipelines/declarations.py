@@ -30,6 +30,8 @@ class ProcessorDeclaration:
     may_consume     the flows of which the stage has any number of inputs
     parameters      the ``StageParameters`` that it reads, as "module:Class": the stage's are of this class; None: those
                     of the runner
+    check           the function that refuses a request before its job is taken, as "module:name": it gets the
+                    ``StageConfig`` and the admitted request, and raises InvalidRequest; None: every request will do
     """
 
     implementation: str
@@ -37,6 +39,7 @@ class ProcessorDeclaration:
     consumes: frozenset[str] = frozenset()
     may_consume: frozenset[str] = frozenset()
     parameters: str | None = None
+    check: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     with collected(found), source.located((*at, "processor")):
         declared = stage.processor_declaration
         check_there(declared.implementation)
+        if declared.check is not None:
+            check_there(declared.check)
         if stage.kind != declared.runner:
             raise ConfigError(
                 f"input processor {stage.processor} makes input for {declared.runner} stages, not {stage.kind}"

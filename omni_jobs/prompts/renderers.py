@@ -105,25 +105,24 @@ def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
 
 
 @contextmanager
-def renderer_errors(owner: str) -> Iterator[None]:
+def renderer_errors(owner: str, part: str = "prompt renderer") -> Iterator[None]:
     """Raise PluginBroken in place of what a renderer raises that is no error of ours, and while one of its calls hangs.
 
     A renderer may be another package's. Its SystemExit would end this process, and each call that hangs takes a thread.
+    ``part`` of the pipeline ``owner`` is called in another way.
     """
     now, thread = time.monotonic(), threading.get_ident()
     if any(each == owner and now - begun > HANGS_S for each, begun in list(_under_way.values())):
-        raise PluginBroken(
-            f"the prompt renderer of {owner} hangs: a call has not ended for {HANGS_S:g} s", field="model.family"
-        )
+        raise PluginBroken(f"the {part} of {owner} hangs: a call has not ended for {HANGS_S:g} s", field="model.family")
     _under_way[thread] = owner, now
     try:
         yield
     except (OmniJobsError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        logger.exception("the prompt renderer of %s failed", owner)
+        logger.exception("the %s of %s failed", part, owner)
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise PluginBroken(f"the prompt renderer of {owner} failed: {reason}", field="model.family") from error
+        raise PluginBroken(f"the {part} of {owner} failed: {reason}", field="model.family") from error
     finally:
         _under_way.pop(thread, None)
 

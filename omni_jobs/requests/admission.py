@@ -8,10 +8,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.priority import Priority
 from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
 from omni_jobs.requests.content import Contents, check_input_pixels, decode_base64, measure
@@ -223,6 +225,14 @@ def _check_media(
     return [Media(info.media_type, medium.data) for medium, info in zip(contents.media, infos, strict=True)]
 
 
+def _check_for_processor(stage: StageConfig, request: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a request of which the stage's input processor could make no prompt."""
+    if (path := stage.processor_declaration.check) is not None:
+        check = named_object(path, FunctionType)
+        with renderer_errors(request["model"], f"check of {stage.processor}"):
+            check(stage, request)
+
+
 class _Length:
     """The length of a prompt, of messages. ``check`` counts it and bounds it."""
 
@@ -240,10 +250,15 @@ class _Length:
         self.tokens = 0.0  # AdmittedRequest.prompt_tokens, by the last check
 
     def check(self, infos: Sequence[MediaInfo]) -> None:
-        """Raise InvalidRequest for a prompt of more tokens than the model takes, and for pictures beyond a limit."""
+        """Raise InvalidRequest for a prompt of more tokens than the model takes, or of another form than a stage takes.
+
+        Raise RequestTooLarge for pictures beyond a limit.
+        """
         for stage in self._stages:
             for medium, info in zip(self._contents.media, infos, strict=True):
                 check_input_pixels(stage, medium, info)
+        for stage in self._stages:
+            _check_for_processor(stage, self._request)
         self.tokens = estimated_tokens(self._contents.text_bytes, infos)
         if self._renderer is None:
             return

@@ -1,4 +1,7 @@
-"""What a whole system tells of speech: of an answer that cannot be spoken, and of what was heard, with its times."""
+"""What a whole system tells of speech: of an answer that cannot be spoken, and of what was heard, with its times.
+
+It is heard by a stage of Whisper, and by a remote stage before a server that runs the same model.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -9,12 +12,14 @@ import yaml
 
 from omni_jobs.client import Client
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.e2e.conftest import SHIPPED
 from tests.oracles import samples
+from tests.services.whisper_server import MODEL, WhisperServer, whisper_server
 
 ECHO = {"kind": "echo", "processor": "echo", "produces": "text", "slots": 8, "time_limit_s": 60}
 SILENCE = base64.b64encode(samples.wav(1.0)).decode("ascii")
@@ -30,15 +35,40 @@ def answers() -> dict[str, Any]:
     return {**voice, "name": "answers", "accepts": ["text"]}
 
 
+def remote_transcribe() -> dict[str, Any]:
+    """Return ``transcribe`` with a remote stage in the place of Whisper's."""
+    engine = {"server": "local", "endpoint": "transcriptions", "model": MODEL}
+    stage = {"kind": "remote", "processor": "remote_transcription", "produces": "text", "engine": engine}
+    outputs = {"text": {"stage": "listen"}}
+    return {
+        "name": "remote_transcribe", "version": "1", "accepts": ["text", "audio"], "stages": {"listen": stage},
+        "outputs": outputs,
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def whisper() -> Iterator[WhisperServer]:
+    with whisper_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, whisper: WhisperServer) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("spoken")
     configs = directory / "stage_configs"
     configs.mkdir()
-    (configs / "answers.yaml").write_text(yaml.safe_dump(answers(), sort_keys=False), encoding="utf-8")
+    for pipeline in (answers(), remote_transcribe()):
+        path = configs / f"{pipeline['name']}.yaml"
+        path.write_text(yaml.safe_dump(pipeline, sort_keys=False), encoding="utf-8")
     (configs / "transcribe.yaml").write_bytes((SHIPPED / "transcribe.yaml").read_bytes())
-    settings = Settings(data_dir=directory / "data", stage_configs=configs, spool_dir=directory / "spool")
-    with EmbeddedStack(settings, pipelines=["answers", "transcribe"]) as stack, Client(stack.url) as found:
+    settings = Settings(
+        data_dir=directory / "data",
+        stage_configs=configs,
+        spool_dir=directory / "spool",
+        servers={"local": Server(url=whisper.url)},
+    )
+    pipelines = ["answers", "transcribe", "remote_transcribe"]
+    with EmbeddedStack(settings, pipelines=pipelines) as stack, Client(stack.url) as found:
         yield found
 
 
@@ -120,3 +150,65 @@ def test_subtitles_of_silence_are_files(client: Client) -> None:
     files = {artifact.name: client.artifact(job, artifact.name) for artifact in job.artifacts}
     assert sorted(files) == ["listen.srt", "listen.vtt"]
     assert files["listen.vtt"].startswith(b"WEBVTT")
+
+
+# Remote transcriptions.
+
+
+def transcribed(client: Client, pipeline: str, recordings: list[str], **parameters: Any) -> JobView:
+    parts = [{"type": "input_audio", "input_audio": {"data": each}} for each in recordings]
+    content = [*parts[:1], {"type": "text", "text": "And then:"}, *parts[1:]]
+    messages = [{"role": "user", "content": content}]
+    body = {"model": pipeline, "messages": messages, "stages": {"listen": parameters}}
+    job = client.wait(client.submit(body).id, timeout=120)
+    assert job.status is JobState.COMPLETED, job.error
+    return job
+
+
+def seconds(cue: str) -> float:
+    hours, minutes, rest = cue.replace(",", ".").split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(rest)
+
+
+def test_a_remote_stage_hears_every_recording_as_the_local_one_does(client: Client, whisper: WhisperServer) -> None:
+    recordings, lengths = [], []
+    for text in ("Hello there, this works.", "The baker gets up early."):
+        spoken = said(client, text)
+        sound = client.artifact(spoken, spoken.artifacts[0].name)
+        recordings.append(base64.b64encode(sound).decode("ascii"))
+        lengths.append((len(sound) - 44) / 2 / 24_000)
+    recordings.insert(1, SILENCE)
+    asked = {"subtitles": ["srt", "vtt"], "words": True}
+    local = transcribed(client, "transcribe", recordings, **asked)
+    remote = transcribed(client, "remote_transcribe", recordings, **asked)
+    assert remote.result is not None
+    assert local.result is not None
+    lines = remote.result["text"].split("\n")
+    assert lines == local.result["text"].split("\n")
+    assert lines[1] == ""
+    assert "baker" in lines[2]
+    heard, expected = (job.result["transcripts"]["listen"] for job in (remote, local) if job.result is not None)
+    for one, other in zip(heard, expected, strict=True):
+        assert {name: one[name] for name in ("media", "text", "duration_s")} == {
+            name: other[name] for name in ("media", "text", "duration_s")
+        }
+        assert "".join(each["text"] for each in one["segments"]) == one["text"]
+        words = [[word["text"] for segment in each["segments"] for word in segment["words"]] for each in (one, other)]
+        assert words[0] == words[1]
+    files = {each.name: client.artifact(remote, each.name).decode() for each in remote.artifacts}
+    assert sorted(files) == ["listen.srt", "listen.vtt"]
+    begins = [seconds(line.split(" --> ")[0]) for line in files["listen.srt"].splitlines() if "-->" in line]
+    assert begins[0] < lengths[0]
+    assert begins[-1] >= lengths[0] + 1.0  # behind the first recording and the silence
+    assert files["listen.vtt"].count("-->") == len(begins) == 2
+    assert len(whisper.heard) == 3
+
+
+def test_a_job_without_a_recording_is_refused_in_the_same_words(client: Client) -> None:
+    refusals = []
+    for pipeline in ("transcribe", "remote_transcribe"):
+        with pytest.raises(InvalidRequest) as caught:
+            client.submit({"model": pipeline, "messages": [{"role": "user", "content": "Listen!"}]})
+        refusals.append((caught.value.field, caught.value.message))
+    assert refusals[0] == refusals[1]
+    assert refusals[0][0] == "messages"

@@ -31,10 +31,9 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import InvalidRequest, ModelError, RemoteUnavailable, RequestTooLarge
 from tests.fuzz.remote_answers import ENDPOINTS, DamagedAnswer, damaged
-from tests.remote_stages import prompt, remote_runner
+from tests.remote_stages import prompt, recording, remote_runner
 from tests.services.openai_server import Connection, OpenAIServer, Reply, Request
 from workers.consumer.stage_host import keep_what_is_loaded
-from workers.runners.remote.prompt import RemoteFile
 from workers.runners.remote.remote_runner import RemoteRunner
 
 __all__ = ["Fuzzed", "LoopWatch", "fuzz", "server_process"]
@@ -128,8 +127,8 @@ async def fuzz(count: int, seed: int, *, until: float | None = None, progress: P
 
 async def _one(runner: RemoteRunner, endpoint: str, seed: int, number: int, found: Fuzzed) -> None:
     name = f"number-{endpoint}-{seed}-{number}-"
-    files = [RemoteFile("audio.wav", "audio/wav", name.encode())] if endpoint == "transcriptions" else []
-    asked = prompt(endpoint, name, files=files, audio_format="wav", capture=endpoint == "speech")
+    recordings = [recording(data=name.encode())] * (1 + number % 2) if endpoint == "transcriptions" else []
+    asked = prompt(endpoint, name, recordings=recordings, audio_format="wav", capture=endpoint == "speech")
     began = time.monotonic()
     try:
         async with asyncio.timeout(_HANG_S):

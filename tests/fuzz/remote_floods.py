@@ -23,10 +23,9 @@ from typing import Final, NamedTuple
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.errors import OmniJobsError
 from tests.fuzz.remote import LoopWatch, server_process
-from tests.remote_stages import prompt, remote_runner
+from tests.remote_stages import prompt, recording, remote_runner
 from tests.services.openai_server import Connection, Request
 from workers.consumer.stage_host import keep_what_is_loaded
-from workers.runners.remote.prompt import RemoteFile
 
 __all__ = ["FLOODS", "Cost", "cost"]
 
@@ -148,8 +147,8 @@ async def cost(flood: Flood, size: int, url: str) -> Cost:
     """Take a flood of so many bytes, from a server that ``serve`` answers for."""
     size = min(size, _STREAM) if flood.is_stream else size
     name = f"flood-{FLOODS.index(flood)}-{size}-"
-    files = [RemoteFile("audio.wav", "audio/wav", name.encode())] if flood.endpoint == "transcriptions" else []
-    asked = prompt(flood.endpoint, name, files=files, audio_format="wav", capture=flood.endpoint == "speech")
+    recordings = [recording(data=name.encode())] if flood.endpoint == "transcriptions" else []
+    asked = prompt(flood.endpoint, name, recordings=recordings, audio_format="wav", capture=flood.endpoint == "speech")
     settings = {"max_answer_bytes": _MIB if flood.chunk == 1 else size + size // 8, "silence_s": 3, "total_s": 300}
     watch = LoopWatch()
     async with remote_runner(url, flood.endpoint, **settings) as runner:

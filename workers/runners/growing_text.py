@@ -6,7 +6,8 @@ from workers.runners.runner import ProgressSink
 from workers.stages.types import Progress
 
 _REPORT_EVERY_S = 0.05  # each report has the text so far, so more of them would cost more than the text
-_MOST_REPORTED = 64 << 10  # characters
+MOST_REPORTED = 64 << 10
+"""Characters of a text that a report has at most."""
 _JOIN_AT = 4096  # pieces, which cost more memory than their characters
 
 
@@ -58,7 +59,7 @@ class GrowingText:
 
     def _show(self) -> None:
         if self._unshown:
-            self._shown = "".join((self._shown, *self._pieces[-self._unshown :]))[-_MOST_REPORTED:]
+            self._shown = "".join((self._shown, *self._pieces[-self._unshown :]))[-MOST_REPORTED:]
             self._unshown = 0
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ class RemoteChatProcessor:
 
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt. Raises InvalidRequest naming a parameter or medium, ModelError for embeddings."""
-        if "messages" not in stage_input.request:
+        if not stage_input.request.get("messages"):
             raise ModelError("a remote server takes messages", field="messages")
         audio = stage_input.request.get("audio") or {}
         return RemotePrompt(

@@ -29,6 +29,7 @@ class RemoteEngine(EngineSettings):
     speaks: Annotated[bool, Field(description="chat: the model speaks, too, when a job wants audio")] = False
     system: Annotated[str | None, Field(max_length=65_536, description="a system message before a job's own")] = None
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    needs_picture: Annotated[bool, Field(description="images, videos: refuse a job that brings none")] = False
     send_seed: Annotated[bool, Field(description="chat, images, videos: send the job's seed")] = True
     extra_body: Annotated[
         dict[str, JsonValue],

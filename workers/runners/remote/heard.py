@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from workers.runners.remote.document import MOST_TEXT, Document, PathStep
 from workers.runners.remote.failures import bad_answer
 from workers.runners.remote.language_codes import language_code
-from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.prompt import RemoteRecording
 from workers.transcripts.transcript import Segment, Transcript, Word
 
 _LONGEST_S = 1e7
@@ -26,12 +26,14 @@ class _NoTimes(Exception):
     """A part of a transcript has no times that can be read."""
 
 
-def heard(document: Document, prompt: RemotePrompt) -> Transcript:
+def heard(document: Document, recording: RemoteRecording, language: str | None) -> Transcript:
     """Return the transcript of a document; without segments where it tells no times.
+
+    ``language`` is that of the transcript where the document names none.
 
     Raises ModelError for a document without a text, and for more than 4 Mi characters.
     """
-    duration_s = prompt.duration_s
+    duration_s = recording.duration_s
     if duration_s is None:
         duration_s = _first(_seconds(document, "duration"), _seconds(document, "usage", "seconds"))
     try:
@@ -43,8 +45,8 @@ def heard(document: Document, prompt: RemotePrompt) -> Transcript:
         raise bad_answer("text: there is none")
     if duration_s is None and segments:
         duration_s = max(segment.end_s for segment in segments)
-    said = document.word("language") or getattr(prompt.parameters, "language", None)
-    return Transcript(prompt.recording, language_code(said), duration_s, segments, text)
+    said = document.word("language") or language
+    return Transcript(recording.media, language_code(said), duration_s, segments, text)
 
 
 def tells_segments(document: Document) -> bool:

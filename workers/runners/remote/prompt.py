@@ -17,6 +17,21 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteRecording:
+    """A sound to transcribe.
+
+    media       its number among the job's media; None: an earlier stage made it
+    duration_s  in seconds; None: unknown
+    field       its place in the request, for errors; None: an earlier stage made it
+    """
+
+    file: RemoteFile
+    media: int | None = None
+    duration_s: float | None = None
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RemotePrompt:
     """What a remote stage asks its server.
 
@@ -24,11 +39,10 @@ class RemotePrompt:
     seed          the job's, 0 … 2**63-1
     messages      of chat and responses, in the form of chat completions
     text          to speak, or to make a picture of
-    files         the sound to transcribe, or the pictures to start from
+    files         the pictures to start from
+    recordings    to transcribe, one after the other
     voice         the job's; None: the server's choice
     audio_format  the format of the speech that the job wants; None: it wants none
-    recording     the number of the sound to transcribe among the job's media; None: an earlier stage made it
-    duration_s    of that sound; None: unknown
     capture       whether a later stage takes the output
     """
 
@@ -37,8 +51,7 @@ class RemotePrompt:
     messages: Sequence[Mapping[str, Any]] = ()
     text: str = ""
     files: Sequence[RemoteFile] = ()
+    recordings: Sequence[RemoteRecording] = ()
     voice: str | None = None
     audio_format: str | None = None
-    recording: int | None = None
-    duration_s: float | None = None
     capture: bool = False

@@ -1,6 +1,6 @@
 """What the processors of remote stages share: the stage's engine and parameters, and what a job says."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.media_type import MediaKind
 from workers.runners.remote.parameters import Endpoint
 from workers.runners.remote.prompt import RemoteFile
+from workers.runners.remote.request_parts import parts_of
 from workers.stages.types import StageInput
 
 
@@ -46,22 +47,9 @@ class StageParts:
             raise InvalidRequest(first["msg"], field=field, stage=self._stage) from None
 
 
-def media_of(stage_input: StageInput[Any], *kinds: MediaKind) -> list[RemoteFile]:
-    """Return the media of these kinds in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
-    return [medium(stage_input, part, field) for field, part in _parts(stage_input, kinds)]
-
-
-def number_of(stage_input: StageInput[Any], kind: MediaKind) -> int:
-    """Return the number, among the job's media, of its first medium of a kind, which there must be."""
-    return int(next(part["media"] for _, part in _parts(stage_input, (kind,))))
-
-
-def _parts(stage_input: StageInput[Any], kinds: Collection[MediaKind]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of a job's messages that are of these kinds, with their places in the request."""
-    for position, message in enumerate(stage_input.request.get("messages", ())):
-        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
-            if part["type"] in kinds:
-                yield f"messages.{position}.content.{place}", part
+def media_of(stage_input: StageInput[Any], kind: MediaKind) -> list[RemoteFile]:
+    """Return the media of a kind in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
+    return [medium(stage_input, part, field) for field, part in parts_of(stage_input.request, kind)]
 
 
 def medium(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) -> RemoteFile:

@@ -1,11 +1,11 @@
 """``RemoteTextProcessor``: a text of an earlier stage, or of the job, is spoken, drawn or answered."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.request_parts import last_user_text
 from workers.runners.remote.stage_parts import StageParts, media_of, upstream_texts
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -25,7 +25,7 @@ class RemoteTextProcessor:
 
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt. Raises ModelError for no text, InvalidRequest naming a parameter or a picture."""
-        texts = upstream_texts(stage_input) or [_last_user_text(stage_input.request.get("messages", ()))]
+        texts = upstream_texts(stage_input) or [last_user_text(stage_input.request)]
         text = "\n\n".join(texts)
         if not text.strip():
             raise ModelError("there is no text", field="messages")
@@ -41,13 +41,3 @@ class RemoteTextProcessor:
             audio_format=audio.get("format"),
             capture=stage_input.has_successors,
         )
-
-
-def _last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    for message in reversed(messages):
-        if message["role"] == "user":
-            content = message["content"]
-            if isinstance(content, str):
-                return content
-            return "\n".join(part["text"] for part in content if part["type"] == "text")
-    return ""

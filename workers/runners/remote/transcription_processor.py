@@ -1,18 +1,23 @@
-"""``RemoteTranscriptionProcessor``: a job's sound, or an earlier stage's waveform, is transcribed."""
+"""``RemoteTranscriptionProcessor``: a job's recordings, or the waveforms of earlier stages, are transcribed."""
 
 import io
 import wave
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ModelError, OmniJobsError
 from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.stage_config import StageConfig
-from workers.runners.remote.prompt import RemoteFile, RemotePrompt
-from workers.runners.remote.stage_parts import StageParts, media_of, number_of
+from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
+from workers.runners.remote.request_parts import parts_of
+from workers.runners.remote.stage_parts import StageParts, medium
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
+
+_MEASURED_HZ = 16_000
 
 
 class RemoteTranscriptionProcessor:
@@ -24,26 +29,48 @@ class RemoteTranscriptionProcessor:
         self._parts = StageParts(stage, "transcriptions")
 
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
-        """Return the prompt. Raises ModelError unless there is one sound, InvalidRequest naming a parameter or sound.
+        """Return the prompt, its recordings in the order of the messages, or of the stage's inputs.
 
-        A job's sound is sent as it came; a waveform as a WAV of 16 bits.
+        A job's recording is sent as it came, a waveform as a WAV of 16 bits. Raises InvalidRequest naming a parameter
+        or the recording that is none, DecodersUnavailable, and ModelError where there is nothing to transcribe.
         """
-        made = [_wav(stage, payload) for stage, payload in stage_input.upstream.items()]
-        sounds = [file for file, _ in made] or media_of(stage_input, "audio")
-        if len(sounds) != 1:
-            raise ModelError(f"a transcription takes one sound, and there are {len(sounds)}", field="messages")
+        made = [_made(stage, payload) for stage, payload in stage_input.upstream.items()]
+        recordings = made or _measured(list(_brought(stage_input)), stage_input)
+        if not recordings:
+            raise ModelError("there is no recording to listen to", field="messages")
         return RemotePrompt(
             parameters=self._parts.parameters(stage_input),
             seed=stage_input.seed,
-            files=sounds,
-            recording=None if made else number_of(stage_input, "audio"),
-            duration_s=made[0][1] if made else None,
+            recordings=recordings,
             capture=stage_input.has_successors,
         )
 
 
-def _wav(stage: str, payload: Payload) -> tuple[RemoteFile, float]:
-    """Return a stage's waveform as a file, and its duration in seconds. Raises ModelError if there is none."""
+def _brought(stage_input: StageInput[Any]) -> Iterator[RemoteRecording]:
+    for field, part in parts_of(stage_input.request, "audio"):
+        yield RemoteRecording(medium(stage_input, part, field), part["media"], field=field)
+
+
+def _measured(recordings: list[RemoteRecording], stage_input: StageInput[Any]) -> list[RemoteRecording]:
+    """Return recordings with their durations, if there are several: the times of a subtitle go on from one to the next.
+
+    A server need not tell how long a recording is, and its silence at the end is in no segment.
+    """
+    if len(recordings) < 2 or stage_input.wall is None:
+        return recordings
+    measured = []
+    for recording in recordings:
+        try:
+            samples = stage_input.wall.decode_audio(recording.file.data, _MEASURED_HZ)
+        except OmniJobsError as error:
+            error.field = recording.field
+            raise
+        measured.append(replace(recording, duration_s=len(samples) / _MEASURED_HZ))
+    return measured
+
+
+def _made(stage: str, payload: Payload) -> RemoteRecording:
+    """Return a stage's waveform as a recording. Raises ModelError if there is none."""
     information = payload.additional_information
     waveform = None if information is None else information.tensors.get("waveform")
     rate = None if information is None else information.values.get("sampling_rate")
@@ -56,4 +83,4 @@ def _wav(stage: str, payload: Payload) -> tuple[RemoteFile, float]:
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
-    return RemoteFile("audio.wav", "audio/wav", buffer.getvalue()), len(samples) / rate
+    return RemoteRecording(RemoteFile("audio.wav", "audio/wav", buffer.getvalue()), duration_s=len(samples) / rate)

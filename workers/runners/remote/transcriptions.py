@@ -1,12 +1,13 @@
-"""Transcriptions: sound becomes text, with the times of what was said where the server tells them."""
+"""Transcriptions: recordings become text, with the times of what was said where the server tells them."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from omni_jobs.errors import InvalidRequest, ModelError
-from workers.runners.growing_text import GrowingText
+from omni_jobs.errors import InvalidRequest, ModelError, RequestTooLarge
+from workers.runners.growing_text import MOST_REPORTED, GrowingText
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import MOST_TEXT, Document, read_document
@@ -14,48 +15,71 @@ from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer
 from workers.runners.remote.heard import heard, tells_segments
 from workers.runners.remote.parameters import TranscriptionParameters
-from workers.runners.remote.prompt import RemotePrompt
+from workers.runners.remote.prompt import RemotePrompt, RemoteRecording
 from workers.runners.remote.reply import Reply, usage_of
 from workers.runners.remote.server_error import raise_error
+from workers.runners.runner import ProgressSink
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
 from workers.transcripts.subtitles import MEDIA_TYPES, subtitles
-from workers.transcripts.transcript import Transcript, shown, values_of
+from workers.transcripts.transcript import Transcript, joined_text, shown, values_of
 
 _PLAIN = "text/plain"  # of servers that know no other format
 _ASKED = ("response_format", "verbose_json", "timestamp")  # what a refusal of the form of an answer names
 _TEXT_ALONE = "json"
+_RECORDINGS = "messages"  # where a refusal that names none blames the sound
 
 _Said = tuple[Document, Mapping[str, int] | None]
 """What a server answers, and the usage that it counts."""
 
 
 async def transcriptions(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
-    """Return what is said in a sound, with its transcript as a result, and as the subtitles that the job wants.
+    """Return what is said in each recording, with the transcripts as a result, and as the subtitles that the job wants.
 
-    The server is asked for times, and for the text alone when it refuses that. Then the transcript has no segments, and
-    the warning ``no_times`` says so.
+    The text has a line for each recording. The server is asked for times, and for the text alone when it refuses that.
+    Then a transcript has no segments, and the warning ``no_times`` says so.
     """
     parameters = prompt.parameters
     if not isinstance(parameters, TranscriptionParameters):
         raise ModelError(f"a transcription takes no {type(parameters).__name__}")
-    if not prompt.files:
-        raise ModelError("there is no sound to transcribe", field="messages")
-    document, usage = await _answered(prompt, parameters, call)
-    return await asyncio.to_thread(_output, document, usage, prompt, parameters, call.stage)
+    if not prompt.recordings:
+        raise ModelError("there is no recording to listen to", field="messages")
+    transcripts: list[Transcript] = []
+    usages: list[Mapping[str, int]] = []
+    for number, recording in enumerate(prompt.recordings):
+        text = joined_text(transcripts)[-MOST_REPORTED:] if number else None
+        begin = Progress(number, len(prompt.recordings), "recordings", text)
+        try:
+            document, usage = await _answered(prompt, recording, parameters, call, begin)
+            transcripts.append(await asyncio.to_thread(_transcript, document, recording, parameters))
+        except (ModelError, InvalidRequest, RequestTooLarge) as error:
+            if error.field in (None, _RECORDINGS):
+                error.field = recording.field
+            raise
+        usages += [usage] if usage is not None else []
+    return await asyncio.to_thread(_output, transcripts, _sum(usages), parameters, call.stage)
 
 
-async def _answered(prompt: RemotePrompt, parameters: TranscriptionParameters, call: Call) -> _Said:
+def _sum(usages: Sequence[Mapping[str, int]]) -> Mapping[str, int] | None:
+    names = dict.fromkeys(name for usage in usages for name in usage)
+    return {name: sum(usage.get(name, 0) for usage in usages) for name in names} if names else None
+
+
+async def _answered(
+    prompt: RemotePrompt, recording: RemoteRecording, parameters: TranscriptionParameters, call: Call, begin: Progress
+) -> _Said:
     """Return what the server answers to the first form of a request that it does not refuse."""
     refusal: ModelError | InvalidRequest | None = None
     for form in _forms(prompt, parameters, call):
 
         async def exchange(form: Mapping[str, Any] = form) -> _Said:
-            files = [("file", prompt.files[0])]
+            files = [("file", recording.file)]
             async with call.client.exchange("POST", "audio/transcriptions", form=form, files=files) as answer:
-                return await (_plain if answer.content_type == _PLAIN else _read)(answer, call)
+                if answer.content_type == _PLAIN:
+                    return await _plain(answer, call)
+                return await _read(answer, call, GrowingText(_after(begin, call.progress), None))
 
         try:
-            said = await call.until_answered(exchange, Progress(0, None, "bytes"))
+            said = await call.until_answered(exchange, begin)
         except (ModelError, InvalidRequest) as error:
             if error.field and not _is_of_form(error):
                 raise
@@ -90,10 +114,20 @@ def _is_of_form(error: ModelError | InvalidRequest) -> bool:
     return any(word in f"{error.field} {error.message}" for word in _ASKED)
 
 
-async def _read(answer: Answer, call: Call) -> _Said:
+def _after(begin: Progress, progress: ProgressSink) -> ProgressSink:
+    """Return a sink of one recording's growing text, which reports it behind the text of the recordings before it."""
+
+    def report(each: Progress) -> None:
+        text = each.text or ""
+        progress(replace(begin, text=(text if begin.text is None else f"{begin.text}\n{text}")[-MOST_REPORTED:]))
+
+    return report
+
+
+async def _read(answer: Answer, call: Call, text: GrowingText) -> _Said:
     """Return the document of an answer in JSON, or of a stream of its pieces, whose last event has all of it."""
     documents = Documents(answer, call)
-    reply = Reply(GrowingText(call.progress, None))
+    reply = Reply(text)
     whole: Document | None = None
     async with aclosing(aiter(documents)) as stream:
         async for document in stream:
@@ -122,38 +156,43 @@ async def _plain(answer: Answer, call: Call) -> _Said:
         raise bad_answer(f"not UTF-8: {error.reason}") from None
 
 
+def _transcript(document: Document, recording: RemoteRecording, parameters: TranscriptionParameters) -> Transcript:
+    transcript = heard(document, recording, parameters.language)
+    if parameters.words:
+        return transcript
+    return transcript._replace(segments=[segment._replace(words=()) for segment in transcript.segments])
+
+
 def _output(
-    document: Document,
+    transcripts: Sequence[Transcript],
     usage: Mapping[str, int] | None,
-    prompt: RemotePrompt,
     parameters: TranscriptionParameters,
     stage: str,
 ) -> OmniModelRunnerOutput:
-    transcript = heard(document, prompt)
-    if not parameters.words:
-        transcript = transcript._replace(segments=[segment._replace(words=()) for segment in transcript.segments])
-    files = parameters.subtitles if transcript.segments or not transcript.text else ()
+    has_times = all(each.segments for each in transcripts if each.text)
     return OmniModelRunnerOutput(
-        text=transcript.text,
+        text=joined_text(transcripts),
         finish_reason="stop",
         usage=usage,
-        values={} if transcript.media is None else values_of([transcript]),
-        result={"transcripts": shown([transcript])},
-        warnings=_warnings(transcript, parameters),
+        values={} if any(each.media is None for each in transcripts) else values_of(transcripts),
+        result={"transcripts": shown(transcripts)},
+        warnings=_warnings(transcripts, parameters),
         artifacts=[
-            Artifact(f"{stage}.{each}", MEDIA_TYPES[each], subtitles([transcript], each), "text") for each in files
+            Artifact(f"{stage}.{each}", MEDIA_TYPES[each], subtitles(transcripts, each), "text")
+            for each in (parameters.subtitles if has_times else ())
         ],
     )
 
 
-def _warnings(transcript: Transcript, parameters: TranscriptionParameters) -> list[dict[str, str]]:
+def _warnings(transcripts: Sequence[Transcript], parameters: TranscriptionParameters) -> list[dict[str, str]]:
     """Return the warning ``no_times`` if the server told none of what was said; of its words, if the job wants them."""
-    if not transcript.text:
-        return []
-    if not transcript.segments:
+    spoken = [each for each in transcripts if each.text]
+    without = [each for each in spoken if not each.segments]
+    if without:
+        where = "" if len(without) == len(spoken) else f" in {len(without)} of {len(transcripts)} recordings"
         lacks = " and no subtitles" if parameters.subtitles else ""
-        what = f"the server tells no times of what was said, so the transcript has no segments{lacks}"
-    elif parameters.words and not any(segment.words for segment in transcript.segments):
+        what = f"the server tells no times of what was said{where}, so the transcript has no segments{lacks}"
+    elif parameters.words and not all(any(segment.words for segment in each.segments) for each in spoken):
         what = "the server tells no times of single words"
     else:
         return []

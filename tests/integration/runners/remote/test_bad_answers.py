@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
-from tests.remote_stages import KEY, Recorded, prompt, remote_runner
+from tests.remote_stages import KEY, Recorded, prompt, recording, remote_runner
 from tests.services.openai_server import (
     Answer,
     Connection,
@@ -24,7 +24,6 @@ from tests.services.openai_server import (
     json_answer,
     piece,
 )
-from workers.runners.remote.prompt import RemoteFile
 
 CHAT = "POST /v1/chat/completions"
 MOST = 1 << 20
@@ -242,7 +241,7 @@ async def test_an_error_keeps_nothing_of_its_answer(openai_server: OpenAIServer,
 
     async def failed() -> Callable[[], object]:
         try:
-            await runner.run(prompt(endpoint, files=[RemoteFile("a.wav", "audio/wav", b"")]), Recorded())
+            await runner.run(prompt(endpoint, recordings=[recording()]), Recorded())
         except OmniJobsError as error:
             return weakref.ref(error)
         raise AssertionError("it is answered")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
-from tests.remote_stages import Recorded, prompt, remote_runner
+from tests.remote_stages import Recorded, prompt, recording, remote_runner
 from tests.services.openai_server import (
     Answer,
     Connection,
@@ -103,7 +103,7 @@ async def test_a_sound_is_transcribed(openai_server: OpenAIServer) -> None:
     openai_server.answers[TRANSCRIPTIONS] = [error_answer(503), json_answer({"text": "Hello. €", "usage": {}})]
     asked = prompt(
         "transcriptions",
-        files=[RemoteFile("audio.wav", "audio/wav", STEREO)],
+        recordings=[recording(data=STEREO)],
         parameters={"language": "en", "temperature": 0.5},
     )
     async with remote_runner(openai_server.url, "transcriptions", wait_s=5) as runner:
@@ -121,7 +121,7 @@ async def test_a_transcription_of_another_type_is_refused(openai_server: OpenAIS
     openai_server.answers[TRANSCRIPTIONS] = [json_answer(body)]
     async with remote_runner(openai_server.url, "transcriptions") as runner:
         with pytest.raises(ModelError, match="cannot be used"):
-            await runner.run(prompt("transcriptions", files=[RemoteFile("a.wav", "audio/wav", b"x")]), Recorded())
+            await runner.run(prompt("transcriptions", recordings=[recording()]), Recorded())
 
 
 # Images.

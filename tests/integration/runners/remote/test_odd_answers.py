@@ -10,9 +10,8 @@ import pytest
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from tests.oracles import samples
-from tests.remote_stages import Recorded, prompt, remote_runner
+from tests.remote_stages import Recorded, prompt, recording, remote_runner
 from tests.services.openai_server import Answer, Connection, OpenAIServer, Reply, Request, Stream, json_answer, piece
-from workers.runners.remote.prompt import RemoteFile
 from workers.stages.types import OmniModelRunnerOutput
 
 CHAT = "POST /v1/chat/completions"
@@ -312,10 +311,9 @@ async def test_every_endpoint_reads_errors_of_successful_answers(
     openai_server: OpenAIServer, endpoint: str, path: str, content_type: str
 ) -> None:
     openai_server.answers[f"POST /v1/{path}"] = [Answer(json.dumps({"error": LIMITED}).encode(), 200, content_type)]
-    files = [RemoteFile("audio.wav", "audio/wav", b"RIFF")] if endpoint == "transcriptions" else []
     async with remote_runner(openai_server.url, endpoint) as runner:
         with pytest.raises(RemoteUnavailable, match="429: Provider returned error: rate limited"):
-            await runner.run(prompt(endpoint, files=files), Recorded())
+            await runner.run(prompt(endpoint, recordings=[recording()]), Recorded())
 
 
 @pytest.mark.parametrize("words", [b"the model died", b'{"message": "the model died"}'])
@@ -434,8 +432,7 @@ async def test_a_picture_may_come_in_other_ways(openai_server: OpenAIServer, ans
 async def test_a_transcript_may_come_in_other_ways(openai_server: OpenAIServer, answer: Reply) -> None:
     openai_server.answers["POST /v1/audio/transcriptions"] = [answer]
     async with remote_runner(openai_server.url, "transcriptions") as runner:
-        files = [RemoteFile("audio.wav", "audio/wav", b"RIFF")]
-        output = await runner.run(prompt("transcriptions", files=files), Recorded())
+        output = await runner.run(prompt("transcriptions", recordings=[recording()]), Recorded())
     assert (output.text, output.finish_reason, output.usage) == ("Hello there", "stop", None)
 
 
@@ -443,7 +440,7 @@ async def test_a_plain_transcript_is_whole_or_refused(openai_server: OpenAIServe
     openai_server.answers["POST /v1/audio/transcriptions"] = [Answer(b"a " * (3 << 20), content_type="text/plain")]
     async with remote_runner(openai_server.url, "transcriptions") as runner:
         with pytest.raises(ModelError, match="more text than"):
-            await runner.run(prompt("transcriptions", files=[RemoteFile("a.wav", "audio/wav", b"")]), Recorded())
+            await runner.run(prompt("transcriptions", recordings=[recording()]), Recorded())
 
 
 async def test_a_video_tells_its_progress_or_not(openai_server: OpenAIServer) -> None:

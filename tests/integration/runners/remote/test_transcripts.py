@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import ModelError, RemoteUnavailable
-from tests.remote_stages import Recorded, prompt, remote_runner
-from tests.services.openai_server import Answer, Connection, OpenAIServer, Reply, Request, error_answer, json_answer
-from workers.runners.remote.prompt import RemoteFile
+from omni_jobs.errors import InvalidRequest, ModelError, RemoteUnavailable, RequestTooLarge
+from tests.remote_stages import Recorded, prompt, recording, remote_runner
+from tests.services.openai_server import (
+    Answer,
+    Connection,
+    OpenAIServer,
+    Reply,
+    Request,
+    Stream,
+    error_answer,
+    json_answer,
+)
+from workers.runners.remote.prompt import RemoteRecording
 from workers.stages.types import OmniModelRunnerOutput
 
 ROUTE = "POST /v1/audio/transcriptions"
@@ -27,8 +36,7 @@ async def ask(
 
 
 def asked(parameters: Mapping[str, Any] | None = None) -> Any:
-    files = [RemoteFile("audio.wav", "audio/wav", b"RIFF")]
-    return prompt("transcriptions", files=files, recording=3, parameters=parameters or {})
+    return prompt("transcriptions", recordings=[recording(3)], parameters=parameters or {})
 
 
 def segments(*more: Mapping[str, Any], space: str = "", **each: Any) -> list[dict[str, Any]]:
@@ -164,6 +172,92 @@ async def test_words_without_times_are_told_to_be_missing(openai_server: OpenAIS
     assert [(each["code"], each["message"]) for each in output.warnings] == [
         ("no_times", "the server tells no times of single words")
     ]
+
+
+# Several recordings.
+
+
+def bakers() -> list[Reply]:
+    """What a server tells of three recordings, in the second of which nobody speaks."""
+    told = [{**TOLD["OpenAI"], "language": "english"}, {"text": "", "segments": []}, TOLD["chunks"]]
+    return [json_answer({**each, "usage": {"input_tokens": 10, "output_tokens": 2}}) for each in told]
+
+
+async def listened(
+    server: OpenAIServer, answers: list[Reply], recordings: list[RemoteRecording], **parameters: Any
+) -> tuple[OmniModelRunnerOutput, Recorded]:
+    server.answers[ROUTE] = answers
+    seen = Recorded()
+    async with remote_runner(server.url, "transcriptions", wait_s=5) as runner:
+        asked = prompt("transcriptions", recordings=recordings, parameters=parameters)
+        return await runner.run(asked, seen), seen
+
+
+async def test_each_recording_is_heard_in_its_turn(openai_server: OpenAIServer) -> None:
+    recordings = [recording(n, b"RIFF%d" % n, duration_s=s) for n, s in ((1, 2.9), (2, 4.0), (4, 3.0))]
+    output, seen = await listened(openai_server, bakers(), recordings, subtitles=["srt", "vtt"])
+    sent = [request.form["file"][2] for request in openai_server.requests if request.method == "POST"]
+    assert sent == [b"RIFF1", b"RIFF2", b"RIFF4"]
+    assert output.text == f"{TEXT}\n\n{TEXT}"
+    shown = output.result["transcripts"]
+    assert [(each["media"], each["text"], each["duration_s"]) for each in shown] == [
+        (1, TEXT, 2.9),
+        (2, "", 4.0),
+        (4, TEXT, 3.0),
+    ]
+    assert [(each["begin"], each["end"]) for each in output.values["transcripts"]] == [(0, 28), (29, 29), (30, 58)]
+    assert output.usage == {"prompt_tokens": 30, "completion_tokens": 6}
+    assert not output.warnings
+    srt, vtt = (bytes(each.data).decode() for each in output.artifacts)
+    assert srt.startswith(SRT)
+    assert "3\n00:00:06,900 --> 00:00:08,400\nThe baker gets up." in srt  # behind 2.9 s and 4 s
+    assert "00:00:08.400 --> 00:00:09.650\nHe bakes." in vtt
+    assert [(each.done, each.total, each.unit, each.text) for each in seen] == [
+        (0, 3, "recordings", None),
+        (1, 3, "recordings", TEXT),
+        (2, 3, "recordings", f"{TEXT}\n"),
+    ]
+
+
+async def test_a_growing_text_stands_behind_those_before_it(openai_server: OpenAIServer) -> None:
+    told = Stream([{"delta": "Good "}, {"delta": "night."}, b"[DONE]"])
+    busy = error_answer(503)
+    output, seen = await listened(openai_server, [told, busy, told], [recording(0), recording(1)])
+    assert output.text == "Good night.\nGood night."
+    assert {"Good ", "Good night.", "Good night.\nGood "} <= {each.text for each in seen}
+    assert seen.waits == 1
+
+
+async def test_one_recording_without_times_leaves_the_subtitles_out(openai_server: OpenAIServer) -> None:
+    answers: list[Reply] = [json_answer(TOLD["OpenAI"]), json_answer({"text": TEXT})]
+    output, _ = await listened(openai_server, answers, [recording(0), recording(1)], subtitles=["srt"])
+    assert [len(each["segments"]) for each in output.result["transcripts"]] == [2, 0]
+    assert not output.artifacts
+    (warning,) = output.warnings
+    assert "in 1 of 2 recordings" in warning["message"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (error_answer(400, "Invalid file format.", param="file"), InvalidRequest),
+        (error_answer(413, "too long"), RequestTooLarge),
+        (json_answer({"text": 7}), ModelError),
+    ],
+)
+async def test_the_recording_that_is_refused_is_named(
+    openai_server: OpenAIServer, refusal: Reply, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as caught:
+        await listened(openai_server, [json_answer(TOLD["vLLM"]), refusal], [recording(0), recording(1)])
+    assert caught.value.field == "messages.0.content.1"  # type: ignore[attr-defined]
+
+
+async def test_a_refused_parameter_is_not_the_recordings_fault(openai_server: OpenAIServer) -> None:
+    refused = error_answer(400, "too hot", param="temperature")
+    with pytest.raises(InvalidRequest) as caught:
+        await listened(openai_server, [refused], [recording(0), recording(1)], temperature=2.0)
+    assert caught.value.field == "stages.llm.temperature"
 
 
 # No times.

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.settings import Settings
+from tests.oracles import samples
 from tests.remote_stages import engine_settings
 from workers.runners.remote.chat_processor import RemoteChatProcessor
 from workers.runners.remote.parameters import ChatParameters, ImageParameters, RemoteParameters
+from workers.runners.remote.prompt import RemoteFile
 from workers.runners.remote.stage_parts import medium
 from workers.runners.remote.text_processor import RemoteTextProcessor
 from workers.runners.remote.transcription_processor import RemoteTranscriptionProcessor
@@ -187,32 +191,67 @@ def test_a_payload_that_is_no_text_is_named(broken: Payload) -> None:
 def test_the_sound_of_a_job_is_sent_as_it_came() -> None:
     request = user([{"type": "audio", "media": 0}])
     prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[WAV]))
-    assert [(file.name, file.media_type, file.data) for file in prompt.files] == [("audio.wav", "audio/wav", WAV)]
-    assert (prompt.recording, prompt.duration_s) == (0, None)
+    (recording,) = prompt.recordings
+    assert recording.file == RemoteFile("audio.wav", "audio/wav", WAV)
+    assert (recording.media, recording.duration_s, recording.field) == (0, None, "messages.0.content.0")
 
 
 def test_a_recording_has_its_number_among_all_media() -> None:
     request = user([{"type": "image", "media": 0}, {"type": "audio", "media": 1}])
     prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[PNG, WAV]))
-    assert prompt.recording == 1
+    assert [each.media for each in prompt.recordings] == [1]
 
 
 def test_a_waveform_is_sent_as_a_wav() -> None:
-    samples = np.array([0.0, 1.0, -1.0, 5.0, np.nan, 0.5], np.float32)
-    upstream = {"speak": payload({"waveform": Tensor.from_numpy(samples)}, {"sampling_rate": 24_000})}
+    spoken = np.array([0.0, 1.0, -1.0, 5.0, np.nan, 0.5], np.float32)
+    upstream = {"speak": payload({"waveform": Tensor.from_numpy(spoken)}, {"sampling_rate": 24_000})}
     prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(upstream=upstream))
-    assert (prompt.recording, prompt.duration_s) == (None, 6 / 24_000)
-    with wave.open(io.BytesIO(prompt.files[0].data)) as file:
+    (recording,) = prompt.recordings
+    assert (recording.media, recording.duration_s, recording.field) == (None, 6 / 24_000, None)
+    with wave.open(io.BytesIO(recording.file.data)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         sent = np.frombuffer(file.readframes(9), "<i2")
     assert sent.tolist() == [0, 32767, -32767, 32767, 0, 16384]
 
 
-@pytest.mark.parametrize("sounds", [0, 2])
-def test_a_transcription_takes_one_sound(sounds: int) -> None:
-    request = user([{"type": "audio", "media": n} for n in range(sounds)])
-    with pytest.raises(ModelError, match=f"there are {sounds}"):
-        RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(request, media=[WAV] * 2))
+def test_every_recording_of_all_messages_is_taken_in_order_and_measured() -> None:
+    sounds = [samples.wav(0.5), PNG, samples.wav(0.25), samples.wav(1.0)]
+    first = [{"type": "audio", "media": 0}, {"type": "image", "media": 1}, {"type": "audio", "media": 2}]
+    messages = [*user(first)["messages"], *user([{"type": "audio", "media": 3}])["messages"]]
+    with MediaWall(Settings()) as wall:
+        given = stage_input({"messages": messages}, media=sounds)._replace(wall=wall)
+        prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(given)
+    assert [(each.media, each.duration_s, each.field) for each in prompt.recordings] == [
+        (0, 0.5, "messages.0.content.0"),
+        (2, 0.25, "messages.0.content.2"),
+        (3, 1.0, "messages.1.content.0"),
+    ]
+    assert [each.file.data for each in prompt.recordings] == [sounds[0], sounds[2], sounds[3]]
+
+
+def test_a_recording_that_cannot_be_measured_is_named() -> None:
+    request = user([{"type": "audio", "media": 0}, {"type": "audio", "media": 1}])
+    processor = RemoteTranscriptionProcessor(stage("transcriptions"), None)
+    with MediaWall(Settings()) as wall:
+        given = stage_input(request, media=[samples.wav(0.5), WAV])._replace(wall=wall)
+        with pytest.raises(InvalidRequest) as caught:
+            processor(given)
+    assert caught.value.field == "messages.0.content.1"
+
+
+def test_the_waveforms_of_several_stages_are_taken_in_order() -> None:
+    made = [np.zeros(n, np.float32) for n in (8_000, 16_000)]
+    upstream = {
+        f"speak_{n}": payload({"waveform": Tensor.from_numpy(one)}, {"sampling_rate": 16_000})
+        for n, one in enumerate(made)
+    }
+    prompt = RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(upstream=upstream))
+    assert [each.duration_s for each in prompt.recordings] == [0.5, 1.0]
+
+
+def test_a_transcription_without_a_recording_fails() -> None:
+    with pytest.raises(ModelError, match="no recording to listen to"):
+        RemoteTranscriptionProcessor(stage("transcriptions"), None)(stage_input(user("Hi")))
 
 
 def test_a_payload_that_is_no_waveform_is_named() -> None:
