@@ -7,7 +7,7 @@ from typing import Any
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
-from workers.runners.remote.document import Document
+from workers.runners.remote.document import Document, PathStep
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer
 from workers.runners.remote.prompt import RemotePrompt
@@ -18,6 +18,7 @@ from workers.stages.types import OmniModelRunnerOutput, Progress
 _PATH = "chat/completions"
 _CALLS = ("tool_calls", "function_call")
 _REASONING = ("reasoning_content", "reasoning")  # names of the same; a server may send both
+_DETAILS = "reasoning_details"  # OpenRouter's, beside one of these or alone
 
 
 async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
@@ -85,10 +86,7 @@ def _add(reply: Reply, document: Document, message: str) -> None:
     if document.at(*at, "content") is None:
         reply.say(document.text(*at, "audio", "transcript"))
     reply.refuse(document.text(*at, "refusal"))
-    for name in _REASONING:
-        if isinstance(document.peek(*at, name), str) and document.peek(*at, name):
-            reply.reason(document.text(*at, name))
-            break
+    _add_reasoning(reply, document, *at)
     calls = document.peek(*at, "tool_calls")
     for place in range(min(len(calls), 20)) if isinstance(calls, list) else ():
         reply.call(document.word(*at, "tool_calls", place, "function", "name"))
@@ -101,3 +99,20 @@ def _add(reply: Reply, document: Document, message: str) -> None:
         reply.finish_reason = reason.lower() if isinstance(reason, str) else "unknown"
         if reply.finish_reason in _CALLS:
             reply.call(None)
+
+
+def _add_reasoning(reply: Reply, document: Document, *path: PathStep) -> None:
+    """Add a message's reasoning, which several of its fields may hold."""
+    details = document.peek(*path, _DETAILS)
+    places = range(len(details) if isinstance(details, list) else 0)
+    if any(document.peek(*path, _DETAILS, place, "data") for place in places):
+        reply.hide()
+    for name in _REASONING:
+        if isinstance(document.peek(*path, name), str) and document.peek(*path, name):
+            reply.reason(document.text(*path, name))
+            return
+    for place in places:
+        for name in ("text", "summary"):
+            if isinstance(document.peek(*path, _DETAILS, place, name), str):
+                part = document.peek(*path, _DETAILS, place, "index")
+                reply.reason(document.text(*path, _DETAILS, place, name), part)

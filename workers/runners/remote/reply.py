@@ -1,6 +1,6 @@
 """``Reply``: what a model says, as it grows: its text, and what is told beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omni_jobs.errors import ModelError
@@ -13,6 +13,7 @@ _MOST_NAMES = 20  # of tools
 _MOST_NAME = 64  # characters of one
 _MOST_COUNT = 1 << 53
 _THOUGHTS = ("thinking", "reasoning", "summary")  # what the kinds of such parts begin with
+_ENCRYPTED = "redacted_thinking"
 _LENGTH = ("length", "max_tokens", "max_output_tokens", "max_completion_tokens", "model_length")
 _WITHHELD = ("content_filter", "safety", "prohibited_content", "blocklist", "spii", "recitation")
 _GIVEN_UP = ("abort", "error", "cancelled", "insufficient_system_resource")
@@ -31,6 +32,8 @@ class Reply:
         self.usage: Mapping[str, int] | None = None
         self._text = text
         self._beside: dict[str, list[str]] = {"refusal": [], "reasoning": []}
+        self._part: object = None  # of the reasoning, the last that a piece was added to
+        self._hides = False
         self._tools: dict[str, None] = {}  # names, in their order
         self._characters = 0
 
@@ -44,9 +47,20 @@ class Reply:
         """Add a piece of the model's words of refusal. Raises ModelError for too much."""
         self._add("refusal", piece)
 
-    def reason(self, piece: str | None) -> None:
-        """Add a piece of the model's reasoning. Raises ModelError for too much."""
+    def reason(self, piece: str | None, part: object = None) -> None:
+        """Add a piece of the model's reasoning; an empty line parts one ``part`` from the next.
+
+        Raises ModelError for too much.
+        """
+        if piece and part != self._part:
+            if self._beside["reasoning"]:
+                self._add("reasoning", "\n\n")
+            self._part = part
         self._add("reasoning", piece)
+
+    def hide(self) -> None:
+        """Note that there is reasoning which only the server can read."""
+        self._hides = True
 
     def call(self, tool: str | None) -> None:
         """Note that the model calls a tool, whose name may be unknown."""
@@ -78,6 +92,8 @@ class Reply:
             if not text.strip():
                 raise ModelError(f"{called}; it says nothing beside that")
             warnings.append(_warning("tool_calls", called))
+        if self._hides and not reasoning:
+            warnings.append(_warning("reasoning_hidden", "the model's reasoning is encrypted"))
         result: Mapping[str, Any] = {"reasoning": reasoning} if reasoning else {}
         return OmniModelRunnerOutput(
             text=text,
@@ -102,23 +118,29 @@ def _warning(code: str, message: str) -> Mapping[str, str]:
     return {"code": code, "message": message}
 
 
-def add_content(reply: Reply, document: Document, *path: PathStep, tokens: int | None = None) -> None:
+def add_content(
+    reply: Reply, document: Document, *path: PathStep, tokens: int | None = None, without: Collection[str] = ()
+) -> None:
     """Add a message's content to a reply: a string, or a list of parts, of which those of other kinds are passed over.
 
-    Raises ModelError for content of another type.
+    ``without``: of "text" and "refusal", what the reply has already. Raises ModelError for content of another type.
     """
     content = document.at(*path)
     if not isinstance(content, list):
-        reply.say(document.text(*path), tokens)
+        if "text" not in without:
+            reply.say(document.text(*path), tokens)
         return
     for place, part in enumerate(content):
         if isinstance(part, str):
-            reply.say(document.text(*path, place))
+            if "text" not in without:
+                reply.say(document.text(*path, place))
             continue
         kind = document.word(*path, place, "type") or ""
+        if kind == _ENCRYPTED:
+            reply.hide()
         add = reply.reason if kind.startswith(_THOUGHTS) else reply.say
         for name, take in (("text", add), ("refusal", reply.refuse), ("thinking", reply.reason)):
-            if isinstance(document.peek(*path, place, name), str):
+            if name not in without and isinstance(document.peek(*path, place, name), str):
                 take(document.text(*path, place, name))
         thoughts = document.peek(*path, place, "thinking")
         for within in range(len(thoughts)) if isinstance(thoughts, list) else ():

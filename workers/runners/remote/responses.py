@@ -1,6 +1,6 @@
 """Responses: a text as its events stream, or in one piece."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -8,7 +8,7 @@ from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
-from workers.runners.remote.document import Document
+from workers.runners.remote.document import Document, PathStep
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.prompt import RemotePrompt
@@ -16,12 +16,17 @@ from workers.runners.remote.reply import Reply, add_content, usage_of
 from workers.runners.remote.server_error import ServerError
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
-_DELTAS: Mapping[str, Callable[[Reply, str | None], None]] = {
-    "response.output_text.delta": Reply.say,
-    "response.refusal.delta": Reply.refuse,
-    "response.reasoning_text.delta": Reply.reason,
-    "response.reasoning_summary_text.delta": Reply.reason,
+_DELTAS: Mapping[str, str] = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_text.delta": "content",
+    "response.reasoning.delta": "content",
+    "response.reasoning_summary_text.delta": "summary",
+    "response.reasoning_summary.delta": "summary",
 }
+"""The events that bring a piece → of what: a message's text or refusal, a reasoning item's content or summary."""
+_PLACES = ("item_id", "output_index", "content_index", "summary_index")  # of a piece of reasoning
+_ITEM = "response.output_item.done"
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -66,35 +71,100 @@ def _content(role: str, content: str | Sequence[Mapping[str, Any]]) -> str | lis
 async def _read(answer: Answer, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
     """Return what an answer says, be it one response or a stream of its events."""
     documents = Documents(answer, call)
-    reply = Reply(text)
-    said = False
+    told = _Told(Reply(text))
     end: Document | None = None
     async with aclosing(aiter(documents)) as stream:
         async for document in stream:
             kind = document.word("type") or ""
             if kind in _DELTAS:
-                _DELTAS[kind](reply, document.text("delta"))
-                said = True
+                told.add_piece(document, _DELTAS[kind])
+            elif kind == _ITEM:
+                told.add_items(document, "item")
             elif kind in _ENDS:
                 end = Document(document.at("response"), document.long)
                 answer.finish()
             elif not kind and (document.peek("object") == "response" or document.peek("output") is not None):
                 end = document
     if end is not None and end.value is not None:
-        return _output(end, reply, call, is_said=said)
-    if said and documents.ended:
-        return reply.output(ended=True)
+        return _output(end, told, call)
+    if told.is_begun and documents.ended:
+        return told.reply.output(ended=True)
     if documents.ended:
         raise bad_answer("output: there is none")
     raise Setback("the answer broke off before its end", counts=True)
 
 
-def _output(response: Document, reply: Reply, call: Call, *, is_said: bool) -> OmniModelRunnerOutput:
-    """Return the output of a response that has ended, whose texts may have been said in pieces.
+class _Told:
+    """A reply, and which kinds of ``_DELTAS`` it has from where: servers tell some in pieces, some in whole items.
+
+    What came in pieces comes again in its item, and what came in items comes again in the whole response.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self._in_pieces: set[str] = set()
+        self._in_items: set[str] = set()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was told."""
+        return bool(self._in_pieces or self._in_items)
+
+    def add_piece(self, event: Document, kind: str) -> None:
+        """Add the piece that an event brings."""
+        self._in_pieces.add(kind)
+        at = ("delta", "text") if isinstance(event.peek("delta"), dict) else ("delta",)
+        piece = event.text(*at)
+        if kind == "text":
+            self.reply.say(piece)
+        elif kind == "refusal":
+            self.reply.refuse(piece)
+        else:
+            self.reply.reason(piece, (kind, *(event.peek(name) for name in _PLACES)))
+
+    def add_items(self, document: Document, *path: PathStep) -> None:
+        """Add of an item, or of a list of all items, what did not come before."""
+        if isinstance(document.peek(*path), list):
+            before = self._in_pieces | self._in_items
+            for place in range(len(document.peek(*path))):
+                self._add_item(document, before, *path, place)
+        else:
+            self._add_item(document, set(self._in_pieces), *path)
+
+    def _add_item(self, document: Document, before: set[str], *path: PathStep) -> None:
+        kind = document.word(*path, "type") or ""
+        if kind.endswith("_call"):
+            self.reply.call(document.word(*path, "name") or kind)
+        elif kind == "message":
+            self._in_items |= {"text", "refusal"} - before
+            add_content(self.reply, document, *path, "content", without=before)
+        elif kind == "reasoning":
+            if document.peek(*path, "encrypted_content"):
+                self.reply.hide()
+            texts: list[str] = []
+            for name in ("content", "summary"):
+                if name not in before:
+                    self._in_items.add(name)
+                    texts += _texts(document, *path, name)
+            for number, text in enumerate(dict.fromkeys(texts)):  # some servers' summary is the content
+                self.reply.reason(text, (*path, number))
+
+
+def _texts(document: Document, *path: PathStep) -> Iterator[str]:
+    """Yield the texts of a list of parts, which may be missing."""
+    parts = document.peek(*path)
+    for place in range(len(parts) if isinstance(parts, list) else 0):
+        at = (*path, place) if isinstance(parts[place], str) else (*path, place, "text")
+        if isinstance(document.peek(*at), str) and (text := document.text(*at)):
+            yield text
+
+
+def _output(response: Document, told: _Told, call: Call) -> OmniModelRunnerOutput:
+    """Return the output of a response that has ended, whose texts may have been told before.
 
     Raises Setback or ModelError for one that has not succeeded.
     """
-    status = response.peek("status")
+    status, reply = response.peek("status"), told.reply
     if status == "failed":
         error = ServerError.parse(response.value, response.long)
         raise call.client.failure(error.status or (500 if error.code is None else 400), error, pause_s=error.pause_s)
@@ -105,22 +175,10 @@ def _output(response: Document, reply: Reply, call: Call, *, is_said: bool) -> O
             reply.finish_reason = "length"
     elif status not in ("completed", None):
         raise Setback(f"the response has not ended: {status!r:.40}", counts=True)
-    _add_items(reply, response, is_said=is_said)
-    reply.usage = usage_of(response, "usage")
-    return reply.output(ended=True)
-
-
-def _add_items(reply: Reply, response: Document, *, is_said: bool) -> None:
     items = response.at("output")
     if items is not None and not isinstance(items, list):
         raise bad_answer("output: no list")
-    for place in range(len(items or ())):
-        kind = response.word("output", place, "type") or ""
-        if kind.endswith("_call"):
-            reply.call(response.word("output", place, "name") or kind)
-        elif not is_said and kind == "message":
-            add_content(reply, response, "output", place, "content")
-        elif not is_said and kind == "reasoning":
-            for name in ("content", "summary"):
-                if isinstance(response.peek("output", place, name), list):
-                    add_content(reply, response, "output", place, name)
+    if items:
+        told.add_items(response, "output")
+    reply.usage = usage_of(response, "usage")
+    return reply.output(ended=True)

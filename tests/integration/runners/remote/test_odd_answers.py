@@ -220,12 +220,43 @@ async def test_content_may_be_a_list_of_parts(openai_server: OpenAIServer, conte
         {"content": "Hello there", "reasoning": "A greeting.", "reasoning_content": "A greeting."},
         {"content": [{"type": "thinking", "thinking": "A greeting."}, {"type": "text", "text": "Hello there"}]},
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "A greeting."}]}, "Hello there"]},
+        {"content": "Hello there", "reasoning_details": [{"type": "reasoning.text", "text": "A greeting."}]},
+        {
+            "content": "Hello there",
+            "reasoning": "A greeting.",
+            "reasoning_details": [
+                {"type": "reasoning.summary", "summary": "A greeting."},
+                {"type": "reasoning.encrypted", "data": "gAAA"},
+            ],
+        },
     ],
 )
 @pytest.mark.parametrize("name", ["message", "delta"])
 async def test_reasoning_is_a_result_of_its_own(openai_server: OpenAIServer, message: Any, name: str) -> None:
     output = await ask(openai_server, json_answer({"choices": [{name: message, "finish_reason": "stop"}]}))
     assert (output.text, output.result) == ("Hello there", {"reasoning": "A greeting."})
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"content": "Hello there", "reasoning": None, "reasoning_details": [{"data": "gAAA"}]},
+        {"content": [{"type": "redacted_thinking", "data": "gAAA"}, {"type": "text", "text": "Hello there"}]},
+    ],
+)
+@pytest.mark.parametrize("name", ["message", "delta"])
+async def test_reasoning_that_nobody_can_read_is_told(openai_server: OpenAIServer, beside: Any, name: str) -> None:
+    output = await ask(openai_server, json_answer({"choices": [{name: beside, "finish_reason": "stop"}]}))
+    assert (output.text, output.result) == ("Hello there", {})
+    assert [each["code"] for each in output.warnings] == ["reasoning_hidden"]
+
+
+async def test_pieces_of_reasoning_in_details_are_joined(openai_server: OpenAIServer) -> None:
+    thoughts = [("A ", 0), ("greeting.", 0), ("Greet.", 1)]
+    pieces = [{"reasoning_details": [{"type": "reasoning.text", "text": t, "index": n}]} for t, n in thoughts]
+    events = [{"choices": [{"delta": each}]} for each in pieces]
+    output = await ask(openai_server, Stream([*events, piece("Hello there", finish_reason="stop"), DONE]))
+    assert (output.text, output.result) == ("Hello there", {"reasoning": "A greeting.\n\nGreet."})
 
 
 @pytest.mark.parametrize("message", [{"refusal": "I cannot."}, {"content": None, "refusal": "I cannot."}])
@@ -324,7 +355,7 @@ async def test_an_event_that_is_named_an_error_is_one(openai_server: OpenAIServe
 
 # Responses.
 
-SAID = {"type": "message", "content": [{"type": "output_text", "text": "Hello there"}]}
+SAID: dict[str, Any] = {"type": "message", "content": [{"type": "output_text", "text": "Hello there"}]}
 DELTA = {"type": "response.output_text.delta", "delta": "Hello there"}
 
 
@@ -356,6 +387,99 @@ async def test_a_response_tells_what_is_beside_its_text(openai_server: OpenAISer
     output = await ask(openai_server, json_answer({"status": "completed", "output": items}), "responses")
     assert (output.text, output.result) == ("I cannot.", {"reasoning": "A greeting."})
     assert sorted(each["code"] for each in output.warnings) == ["refused", "tool_calls"]
+
+
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "A greeting."}]}
+RAW = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A greeting."}]}
+
+
+def completed(*items: Any) -> dict[str, Any]:
+    return {"type": "response.completed", "response": {"status": "completed", "output": list(items)}}
+
+
+def thinks(kind: str, text: Any, **more: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}.delta", "item_id": "rs_1", "output_index": 0, "delta": text, **more}
+
+
+REASONED: dict[str, Reply] = {
+    "a summary": json_answer({"status": "completed", "output": [THOUGHT, SAID]}),
+    "its text": json_answer({"status": "completed", "output": [RAW, SAID]}),
+    "the same as text and summary": json_answer({"output": [{**RAW, "summary": THOUGHT["summary"]}, SAID]}),
+    "encrypted as well": json_answer({"output": [{**THOUGHT, "encrypted_content": "gAAA"}, SAID]}),
+    "a text that streams, a summary that does not": Stream([DELTA, completed(THOUGHT, SAID)]),
+    "the same, in items": Stream(
+        [
+            {"type": "response.output_item.done", "output_index": 0, "item": THOUGHT},
+            DELTA,
+            {"type": "response.output_item.done", "output_index": 1, "item": SAID},
+            completed(THOUGHT, SAID),
+        ]
+    ),
+    "items alone": Stream(
+        [
+            {"type": "response.output_item.done", "item": RAW},
+            {"type": "response.output_item.done", "item": SAID},
+            completed(),
+        ]
+    ),
+    "all of it in pieces": Stream(
+        [
+            thinks("reasoning_summary_text", "A ", summary_index=0),
+            thinks("reasoning_summary_text", "greeting.", summary_index=0),
+            {"type": "response.output_item.done", "item": THOUGHT},
+            DELTA,
+            completed(THOUGHT, SAID),
+        ]
+    ),
+    "reasoning in pieces, the text whole": Stream([thinks("reasoning_text", "A greeting."), completed(RAW, SAID)]),
+    "pieces that are objects": Stream([thinks("reasoning", {"text": "A greeting."}), DELTA, completed()]),
+    "of a summary, by its old name": Stream([thinks("reasoning_summary", "A greeting."), DELTA, DONE]),
+}
+
+
+@pytest.mark.parametrize("way", REASONED)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_reasoning_of_a_response_is_told_once(openai_server: OpenAIServer, way: str, stream: bool) -> None:
+    output = await ask(openai_server, REASONED[way], "responses", stream=stream)
+    assert (output.text, output.result) == ("Hello there", {"reasoning": "A greeting."})
+    assert not output.warnings
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer(
+            {"output": [{**THOUGHT, "summary": ["One.", {"text": "Two."}]}, {**RAW, "content": ["Three."]}, SAID]}
+        ),
+        Stream(
+            [
+                thinks("reasoning_summary_text", "One.", summary_index=0),
+                thinks("reasoning_summary_text", "Two.", summary_index=1),
+                thinks("reasoning_text", "Thr", item_id="rs_2"),
+                thinks("reasoning_text", "ee.", item_id="rs_2"),
+                DELTA,
+                completed(SAID),
+            ]
+        ),
+    ],
+)  # fmt: skip
+async def test_parts_of_reasoning_are_paragraphs(openai_server: OpenAIServer, answer: Reply) -> None:
+    output = await ask(openai_server, answer, "responses")
+    assert (output.text, output.result) == ("Hello there", {"reasoning": "One.\n\nTwo.\n\nThree."})
+
+
+async def test_encrypted_reasoning_of_a_response_is_told(openai_server: OpenAIServer) -> None:
+    hidden = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
+    output = await ask(openai_server, Stream([DELTA, completed(hidden, SAID)]), "responses")
+    assert (output.text, output.result) == ("Hello there", {})
+    assert [each["code"] for each in output.warnings] == ["reasoning_hidden"]
+
+
+async def test_a_refusal_behind_pieces_of_text_is_told(openai_server: OpenAIServer) -> None:
+    both = {**SAID, "content": [*SAID["content"], {"type": "refusal", "refusal": "I cannot."}]}
+    output = await ask(openai_server, Stream([DELTA, completed(both)]), "responses")
+    assert output.text == "Hello there\nI cannot."
+    assert [each["code"] for each in output.warnings] == ["refused"]
 
 
 async def test_a_response_with_an_error_and_no_status_says_it(openai_server: OpenAIServer) -> None:
