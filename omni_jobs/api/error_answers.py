@@ -26,6 +26,7 @@ from omni_jobs.errors import (
     StorageFull,
     Unauthenticated,
 )
+from omni_jobs.requests.complaints import words_of
 from omni_jobs.views import RequestErrorView
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _answer_exception(request: Request, error: Exception) -> Response:
             error = MalformedRequest("the client left")  # nobody reads it
         case RequestValidationError():  # invalid parameters; omni_jobs.requests checks the bodies
             first = error.errors()[0]
-            error = InvalidRequest(str(first["msg"]).removeprefix("Value error, "), field=str(first["loc"][-1]))
+            error = InvalidRequest(words_of(first), field=str(first["loc"][-1]))
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             # The server was writing a file of its own: the answers of a bulk, or a part of an upload.
             error = StorageFull("no room is left on the server's disk")

@@ -18,20 +18,9 @@ from pydantic import (
 )
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.requests.complaints import words_of
 from omni_jobs.requests.deadline import unix_seconds
 
-_MESSAGES = {
-    "extra_forbidden": "unknown key",
-    "missing": "is required",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "list_type": "must be an array",
-    "tuple_type": "must be an array",
-    "string_type": "must be a string",
-    "too_short": "takes {min_length} or more items",
-    "too_long": "takes {max_length} items at most",
-    "union_tag_not_found": "must be a string or an array of parts",
-}
 # Tags of the unions below stand in pydantic's error paths; no field is called like them.
 _TAGS = frozenset(
     {"<string>", "<parts>", "<text>", "<input_audio>", "<image_url>", "<video_url>", "<one>", "<several>"}
@@ -221,9 +210,4 @@ def refuse(error: ValidationError, *prefix: str) -> InvalidRequest:
     """Return an InvalidRequest for pydantic's first complaint; ``prefix`` stands before the field that it names."""
     first = error.errors(include_url=False, include_input=False)[0]
     parts = [str(part) for part in (*prefix, *first["loc"]) if part not in _TAGS and part != "[key]"]
-    ours = _MESSAGES.get(first["type"])
-    if ours is not None:
-        message = ours.format(**first.get("ctx", {}))
-    else:
-        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return InvalidRequest(message, field=".".join(part[:64] for part in parts) or "body")
+    return InvalidRequest(words_of(first), field=".".join(part[:64] for part in parts) or "body")

@@ -95,6 +95,49 @@ def test_an_unknown_query(api: ApiServer, route: tuple[str, str]) -> None:
     assert refusal(api.http.request(route[0], f"{path_of(route)}?colour=red")) == (422, "invalid_request", "colour")
 
 
+KNOWN_JOB = "/v1/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
+QUERIES = {
+    "/v1/jobs?limit=abc": "must be a number, like 5 or 0.5",
+    "/v1/jobs?limit=": "must be a number, like 5 or 0.5",
+    "/v1/jobs?limit=1.5": "must be a valid integer",
+    "/v1/jobs?limit=1e400": "must be a valid integer",
+    "/v1/jobs?limit=0": "must be greater than or equal to 1",
+    "/v1/jobs?limit=101": "must be less than or equal to 100",
+    "/v1/jobs?cursor=x": "must match ^job-[0-9a-f]{32}$",
+    "/v1/jobs?status=done": (
+        "must be 'queued', 'in_progress', 'cancelling', 'completed', 'failed', 'cancelled' or 'expired'"
+    ),
+    "/v1/jobs?pipeline=A": "must match ^[a-z][a-z0-9_]{0,39}$",
+    "/v1/jobs?brief=maybe": "must be true or false",
+    f"{KNOWN_JOB}?wait=forever": "must be a number, like 5 or 0.5",
+    f"{KNOWN_JOB}?wait=-1": "must be greater than or equal to 0",
+    f"{KNOWN_JOB}?wait=61": "must be less than or equal to 60",
+    f"{KNOWN_JOB}?wait=1&wait=2": "given twice",
+    f"{KNOWN_JOB}?nope=1": "unknown in this query; known: wait",
+}
+
+
+@pytest.mark.parametrize("path", QUERIES)
+def test_a_wrong_query_is_refused_in_the_apis_own_words(api: ApiServer, path: str) -> None:
+    answer = api.http.get(path)
+    name = path.partition("?")[2].partition("=")[0]
+    assert refusal(answer) == (422, "invalid_request", name)
+    assert answer.json()["error"]["message"] == QUERIES[path]
+
+
+@pytest.mark.parametrize("key", ["a b", "x" * 256])
+def test_a_wrong_header_is_refused_in_the_apis_own_words(api: ApiServer, key: str) -> None:
+    answer = api.http.post("/v1/jobs", headers={"Idempotency-Key": key}, **BODIES["POST", "/v1/jobs"])
+    assert refusal(answer) == (422, "invalid_request", "Idempotency-Key")
+    assert answer.json()["error"]["message"] == "must match ^[!-~]{1,255}$"
+
+
+def test_a_stage_with_a_long_name_is_refused_in_the_apis_own_words(api: ApiServer) -> None:
+    answer = api.http.post(f"{KNOWN_JOB}/retry?from_stage={'x' * 101}")
+    assert refusal(answer) == (422, "invalid_request", "from_stage")
+    assert answer.json()["error"]["message"] == "must have at most 100 characters"
+
+
 @named(OF_JOBS)
 def test_an_unknown_job(api: ApiServer, route: tuple[str, str]) -> None:
     assert refusal(api.http.request(route[0], path_of(route)))[:2] == (404, "not_found")

@@ -9,6 +9,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.media.formats import format_of
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.requests.complaints import words_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.media_type import MediaKind
 from workers.runners.remote.parameters import Endpoint
@@ -44,7 +45,7 @@ class StageParts:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in ("stages", self._stage, *first["loc"]))
-            raise InvalidRequest(first["msg"], field=field, stage=self._stage) from None
+            raise InvalidRequest(words_of(first), field=field, stage=self._stage) from None
 
 
 def media_of(stage_input: StageInput[Any], kind: MediaKind) -> list[RemoteFile]:
