@@ -29,7 +29,7 @@ _SHOWN_WORDS = 5  # of those that are left out, in a warning
 
 
 class _TooLong(Exception):
-    """The speech is longer than ``max_speech_s``."""
+    """The text is longer than can be said."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -73,10 +73,10 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
 
         Of a text the output has the tensors and values of the flow ``acoustic_features``, of features those of
         ``waveform``. A cancelled run ends with the sentence that a thread has begun, which is dropped.
-        What the voice cannot say is left out, and a warning names it. An answer of a model in which there is nothing to
-        say becomes silence, and of one that takes longer than ``max_speech_s`` the begin is said; both with a warning.
-        Raises ModelError for another prompt, an unknown voice, another text in which there is nothing to say or that
-        takes longer than ``max_speech_s``; OutOfMemory; and EngineDead once closed.
+        What the voice cannot say is left out, and a warning names it. Of a text that takes longer than
+        ``max_speech_s`` the begin is said, and an answer of a model in which there is nothing to say becomes silence;
+        both with a warning. Raises ModelError for another prompt, an unknown voice, and another text in which there is
+        nothing to say; OutOfMemory; and EngineDead once closed.
         """
         if self._model.component == "acoustic" and isinstance(prompt, TextPrompt):
             return await self._features(prompt, progress)
@@ -96,9 +96,9 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
         try:
             async for piece in self._pieces(voice, sentences, prompt, progress):
                 pieces.append(piece)
+            if len(prompt.text) > _MOST_CHARACTERS:
+                raise _TooLong(f"the text has more than {_MOST_CHARACTERS} characters")
         except _TooLong as error:
-            if not prompt.is_answer:
-                raise ModelError(error.message, field="text") from None
             warnings.append({"code": "cut_short", "message": f"{error.message}; the rest is not said"})
         if not pieces:
             problem = "there is nothing to say: no word of the text has a sound"
@@ -114,15 +114,27 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
     async def _pieces(
         self, voice: Voice, sentences: Sequence[str], prompt: TextPrompt, progress: ProgressSink
     ) -> AsyncIterator[list[NDArray[Any]]]:
-        """Yield the features of each piece of the sentences. Raises _TooLong at ``max_speech_s``."""
-        frames = 0
+        """Yield the features of each piece of the sentences, of a first one that is too long its begin.
+
+        Raises _TooLong at ``max_speech_s``.
+        """
+        left = max(int(self.engine.max_speech_s * SAMPLING_RATE) // HOP, 1)
+        is_first = True
         for number, sentence in enumerate(sentences):
             progress(Progress(number, len(sentences), "sentences"))
             for phonemes in await self.on_thread(lambda: voice.phonemes(sentence)):  # noqa: B023 awaited here
                 piece = await self.on_thread(lambda: voice.features(phonemes, prompt.parameters.speed))  # noqa: B023
-                if piece:
-                    frames += len(piece[-1])
-                    self._check_length(frames, number, len(sentences))
+                frames = len(piece[-1]) if piece else 0
+                if frames > left:
+                    if is_first:
+                        yield [feature[..., :left] for feature in piece]
+                    raise _TooLong(
+                        f"the text takes more than {self.engine.max_speech_s:g} s to say: these are over in its "
+                        f"sentence {number + 1} of {len(sentences)}"
+                    )
+                if frames:
+                    left -= frames
+                    is_first = False
                     yield piece
 
     def _voice(self, name: str | None) -> Voice:
@@ -131,13 +143,6 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
             known = ", ".join(self._voices)
             raise ModelError(f"unknown voice {name!r:.60}; this stage has: {known}", field="audio.voice")
         return voice
-
-    def _check_length(self, frames: int, number: int, sentences: int) -> None:
-        if frames * HOP > self.engine.max_speech_s * SAMPLING_RATE:
-            raise _TooLong(
-                f"the text takes more than {self.engine.max_speech_s:g} s to say: these are over in its sentence "
-                f"{number + 1} of {sentences}"
-            )
 
     async def _waveform(self, prompt: FeaturesPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         from workers.models.hibari.vocoder import sentence_features, speech_of

@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
+# Deeper lists and quotes are dropped, with all that follows them. The parser's own limit is 20, which ten lists reach.
+_MOST_NESTED = 100
 # The time of the parser may grow with the second power of a paragraph whose brackets never close.
 _LONGEST_PARAGRAPH = 5_000
 
@@ -41,7 +43,7 @@ def words_of_markdown(text: str) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    parser = MarkdownIt("commonmark", {"maxNesting": _MOST_NESTED}).enable(["table", "strikethrough"])
     parser.core.ruler.disable("inline")  # called below, for paragraphs of a bounded length
     return parser
 

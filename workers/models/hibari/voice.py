@@ -24,8 +24,13 @@ _OUTPUTS = len(SPECTRA) + 1
 # The rules that make phonemes of words take time with the third power of a word's length, and hold the interpreter's
 # lock: 78 s for 1,000 characters of 1/21/21/21/….
 _WORD = re.compile(r"(\S{60})(?=\S)")
-# Larger numbers have no name in the package.
-_NUMBER = re.compile(r"\d{37,}")
+# Larger numbers have no name in the package, which takes all digits of some words for one number.
+_NUMBER = re.compile(r"\d(?:,?\d){36,}")
+_MOST_DIGITS = 36
+_WORD_OF_DIGITS = re.compile(r"\S{37,}")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?=\d)")
+# The rules take a third of a second for 1,000 signs in which there is nothing to say.
+_SIGNS = re.compile(r"([\W_]{40})[\W_]+")
 # The model's time and memory grow with the second power of a piece: 800 phonemes take 0.3 s, and are 40 s of speech.
 _SENTENCE_CHARACTERS = 1000
 _LONGEST_PIECE = 800
@@ -62,9 +67,13 @@ class Voice:
         self.features(self.phonemes("Ready.")[0], 1.0)  # reads the rules' files, and tries the model
 
     def sentences(self, text: str) -> list[str]:
-        """Return the sentences of a text, none longer than 1,000 characters, in which no word is longer than 60."""
-        text = _NUMBER.sub(lambda number: " ".join(number.group()), text)
-        text = _WORD.sub(r"\1 ", text)
+        """Return the sentences of a text, none longer than 1,000 characters, in which no word is longer than 60.
+
+        Of more than 40 signs in a row the first 40 are left.
+        """
+        text = _SIGNS.sub(r"\1 ", text)
+        text = _NUMBER.sub(lambda number: " ".join(number.group().replace(",", "")), text)
+        text = _WORD_OF_DIGITS.sub(_spelled, _WORD.sub(r"\1 ", text))
         whole: list[str] = self._hibari.split_sentences(text)
         return [piece for sentence in whole for piece in _cut(sentence, _SENTENCE_CHARACTERS, _SENTENCE_CHARACTERS)]
 
@@ -95,6 +104,12 @@ class Voice:
 def default_voice() -> str:
     """Return the name of the voice that the package carries."""
     return str(DEFAULT)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """Return a word, its digits one by one if they are more than 36."""
+    word = found.group()
+    return _BETWEEN_DIGITS.sub(" ", word) if sum(map(str.isdigit, word)) > _MOST_DIGITS else word
 
 
 def _cut(text: str, longest: int, size: int) -> list[str]:

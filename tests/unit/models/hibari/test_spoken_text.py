@@ -121,3 +121,10 @@ def test_the_time_for_a_long_text_grows_with_its_length(piece: str) -> None:
     spoken_text(text)
     spoken_text(text + "x")
     assert time.process_time() - began < 30
+
+
+@pytest.mark.parametrize("deep", ["\n".join(f"{'  ' * n}- level {n}" for n in range(30)), f"{'>' * 30} level 29"])
+def test_what_is_deep_in_lists_and_quotes_is_said(deep: str) -> None:
+    said = spoken_text(f"{deep}\n\nAnd the end.").text
+    assert "level 29" in said
+    assert said.endswith("And the end.")

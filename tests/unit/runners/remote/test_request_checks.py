@@ -1,5 +1,6 @@
 """What a submit to a remote pipeline must bring, checked before the job is taken, in the words of the local stages."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from omni_jobs.errors import ConfigError, InvalidRequest, PluginBroken
+from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
@@ -21,6 +23,18 @@ MADE = {"speech": ("waveform", "audio"), "images": ("pixels", "image"), "videos"
 SOUND = samples.audio_part(samples.wav(0.1))
 PICTURE = samples.image_part(samples.image(32, 32))
 TEXT = {"type": "text", "text": "A cat."}
+
+
+_WALLS: list[MediaWall] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wall() -> Iterator[None]:
+    """One for all, as a server has one."""
+    with MediaWall(Settings()) as found:
+        _WALLS.append(found)
+        yield
+    _WALLS.clear()
 
 
 def stage(endpoint: str, processor: str | None = None, **engine: Any) -> dict[str, Any]:
@@ -44,7 +58,7 @@ def submitted(directory: Path, stages: dict[str, Any], content: Any) -> Admitted
     }
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     request = {"model": "far", "messages": [{"role": "user", "content": content}], "modalities": [modality]}
-    return admit(request, Pipelines([load_pipeline(path)]), Settings())
+    return admit(request, Pipelines([load_pipeline(path)]), Settings(), wall=_WALLS[0])
 
 
 def refused(directory: Path, stages: dict[str, Any], content: Any) -> tuple[str | None, str]:
