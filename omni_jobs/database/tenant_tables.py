@@ -62,3 +62,6 @@ class StoredBytesRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     part: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     bytes: Mapped[int] = mapped_column(BigInteger)  # of one part it may be below 0
+
+
+TurnRow.registry.configure()  # all rows, as the modules are loaded: else the first query of a process does it

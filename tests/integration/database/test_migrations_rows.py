@@ -18,12 +18,24 @@ from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
 from omni_jobs.database.tenant_tables import Base
 from omni_jobs.jobs import Jobs, NewSnapshot
+from omni_jobs.jobs.stored_bytes import JOB_ROW, STAGE_RUN_ROW
 from omni_jobs.priority import Priority
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef, snapshot_key
 from omni_jobs.tenants.tenant_store import Tenants
-from tests.integration.job_steps import claim, complete_all, done, new_job, register
+from tests.integration.job_steps import (
+    CHAIN,
+    claim,
+    complete_all,
+    complete_each,
+    counted_bytes,
+    done,
+    new_job,
+    register,
+    register_each,
+    stored_bytes,
+)
 
 ANY_SCRIPT = "漢字 العربية 😀 '\"\\"
 DONE, WAITING, HELD, FAILED = (f"job-{number:032x}" for number in range(1, 5))
@@ -361,3 +373,23 @@ def test_the_build_before_goes_on_beside_snapshots_and_after_the_way_back(empty:
     jobs.release([(claims[1].stage_run_id, 1)], "first")
     [again] = claim(jobs, "first")
     assert (again.attempt, again.snapshot) == (2, None)
+
+
+# 0020: what a tenant keeps stored counts its jobs' rows
+
+
+def test_the_way_back_from_rows_that_count_and_up_again(empty: Database) -> None:
+    empty.migrate()
+    jobs = Jobs(empty)
+    for tenant in ("a", "a", "b"):
+        jobs.submit(new_job(tenant=tenant))
+    register_each(jobs)
+    complete_each(jobs)
+    kept = counted_bytes(empty)
+    assert kept == stored_bytes(empty)
+    with empty._backend.migrating() as engine, engine.begin() as connection:
+        schema.downgrade(connection, "0019")
+    of_a_job = JOB_ROW + len(CHAIN) * STAGE_RUN_ROW
+    assert counted_bytes(empty) == {"a": kept["a"] - 2 * of_a_job, "b": kept["b"] - of_a_job}
+    empty.migrate()
+    assert counted_bytes(empty) == kept

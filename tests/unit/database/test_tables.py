@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -38,3 +40,17 @@ def test_what_json_has_no_number_for_is_refused(value: Any) -> None:
 def test_what_json_does_not_know_is_refused() -> None:
     with pytest.raises(TypeError):
         encode_json({"a": object()})
+
+
+def test_a_process_leaves_no_table_to_configure_to_its_first_request() -> None:
+    code = """
+import omni_jobs.database.database
+from omni_jobs.database.tables import Base
+
+mappers = list(Base.registry.mappers)
+print(len(mappers), all(mapper.configured for mapper in mappers))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    number, configured = done.stdout.split()
+    assert int(number) > 15
+    assert configured == "True"
