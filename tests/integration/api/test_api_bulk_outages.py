@@ -228,6 +228,11 @@ class ApiProcess:
             self._process.kill()
             self._process.wait(PATIENCE_S)
 
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(PATIENCE_S)
+
     def close(self) -> None:
         self.kill()
         self._listener.close()
@@ -303,8 +308,11 @@ def test_the_client_outlasts_an_outage_of_the_database(settings: Settings, morta
         check_one_answer_a_line(url_of(api), lines, mortal_database.database)
 
 
-def test_the_client_outlasts_the_death_of_its_server(process: ApiProcess, database: Database) -> None:
-    check_one_answer_a_line(process.url, LinesOfTries(database, process.kill, process.start), database)
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_the_client_outlasts_the_end_of_its_server(process: ApiProcess, database: Database, how: str) -> None:
+    """A server that is stopped, for an upgrade say, waits some seconds for the bulk and then refuses the rest."""
+    end = process.kill if how == "kill" else process.stop
+    check_one_answer_a_line(process.url, LinesOfTries(database, end, process.start), database)
 
 
 @pytest.mark.parametrize("words", ["submit-bulk jobs.jsonl", "submit-bulk - < jobs.jsonl"])
