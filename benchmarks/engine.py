@@ -23,8 +23,8 @@ from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import post_all
+from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client
-from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.prompts import load_renderer
 from omni_jobs.settings import Settings

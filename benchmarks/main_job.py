@@ -32,8 +32,8 @@ from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import post_all
+from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client, user_message
-from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState

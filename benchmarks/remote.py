@@ -30,8 +30,8 @@ from rich.progress import track
 from benchmarks.engine import NEW_TOKENS, WORDS
 from benchmarks.figures import Figure, figure, report
 from benchmarks.main_job import Work, through_stack
+from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client
-from omni_jobs.demo.checkpoints import smollm2_checkpoint
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack

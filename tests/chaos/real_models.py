@@ -310,7 +310,7 @@ def _qwen2_5_omni_bodies(directory: Path) -> list[dict[str, Any]]:
 
 
 def _smollm2(directory: Path) -> dict[str, Path]:
-    from omni_jobs.demo.checkpoints import smollm2_checkpoint
+    from demo.checkpoints import smollm2_checkpoint
 
     return {"voice.think": smollm2_checkpoint(Console())}
 

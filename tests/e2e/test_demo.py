@@ -1,8 +1,6 @@
 """The first of README's two commands, as a newcomer runs it, and the demos of three stages and of a picture."""
 
 import json
-import os
-import re
 import subprocess
 import wave
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from tests.oracles.word_errors import word_error_rate
@@ -18,11 +15,10 @@ from tests.oracles.word_errors import word_error_rate
 ROOT = Path(__file__).parents[2]
 
 
-def demo(*arguments: object, **environment: str) -> str:
+def demo(*arguments: object) -> str:
     """Run the demo, and return what it prints."""
     command = [ROOT / "scripts" / "demo", *map(str, arguments)]
-    variables = os.environ | environment
-    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=variables)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -59,41 +55,22 @@ def test_the_demo_of_three_stages_ends_with_text_and_sound(tmp_path: Path) -> No
     assert all(stage in said for stage in ("thinker", "talker", "code2wav"))
 
 
-_CELL = re.compile(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀")
-
-
-def pixels_of(printed: str) -> list[NDArray[np.uint8]]:
-    """Return the pictures that stand in a terminal's lines, in their order: lines of one width belong together."""
-    pictures: list[list[list[list[int]]]] = []
-    before = 0
-    for line in printed.splitlines():
-        cells = np.array(_CELL.findall(line), int).reshape(-1, 2, 3)
-        if len(cells) and len(cells) != before:
-            pictures.append([])
-        if len(cells):
-            pictures[-1] += cells.swapaxes(0, 1).tolist()
-        before = len(cells)
-    return [np.array(picture, np.uint8) for picture in pictures]
-
-
 def test_the_demo_of_a_picture_shows_it_before_and_after(tmp_path: Path) -> None:
-    said = demo("--picture", "--out", tmp_path, FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm", COLUMNS="520")
+    said = demo("--picture", "--out", tmp_path)
     before, after, both = (
         np.asarray(Image.open(tmp_path / name)) for name in ("before.png", "image.png", "before-after.png")
     )
     assert (before.shape, after.shape) == ((64, 64, 3), (256, 256, 3))
     beside = np.concatenate([before.repeat(4, axis=0).repeat(4, axis=1), after], axis=1)
     assert np.array_equal(both, beside)
-    small, shown = pixels_of(said)
-    assert np.array_equal(small, before)
-    assert np.array_equal(shown, beside)
+    assert "before-after.png" in said
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert [(stage["name"], stage["status"]) for stage in result["stages"]] == [("enlarge", "succeeded")]
-    assert "where bicubic interpolation comes to 23.1 dB" in re.sub(r"\x1b\[[\d;]*m", "", said)
+    assert "where bicubic interpolation comes to 23.1 dB" in said
 
 
 def test_the_demo_of_a_picture_that_is_not_there_says_so(tmp_path: Path) -> None:
-    missing = subprocess.run(
-        [ROOT / "scripts" / "demo", "--picture", tmp_path / "none.png"], capture_output=True, text=True, check=False
-    )
+    (tmp_path / "demo.py").write_text("raise SystemExit('another demo, which the user has in this directory')")
+    command = [ROOT / "scripts" / "demo", "--picture", tmp_path / "none.png"]
+    missing = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (missing.returncode, "no such file" in missing.stderr) == (2, True)

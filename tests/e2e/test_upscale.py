@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageDraw
 
-from omni_jobs.demo.drawn_scenes import SCENES
 from omni_jobs.errors import InvalidInput, OmniJobsError
 from tests import hostile
+from tests.drawn_scenes import SCENES
 from workers.offline import OmniLLM
 from workers.offline.omni_llm import OmniOutput
 

@@ -51,6 +51,13 @@ for name in {[module_name(path) for path in SOURCES if path.name != "__main__.py
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("package", ["omni_jobs", "workers"])
+def test_what_stands_beside_the_product_is_imported_by_none_of_it(package: str) -> None:
+    beside = {"benchmarks", "demo", "examples", "tests"}
+    for path in (ROOT / package).rglob("*.py"):
+        assert not set(imports(ast.parse(path.read_text(encoding="utf-8")))) & beside, path
+
+
 # What takes long to load, and only some processes or requests need.
 DECODERS = ("PIL", "av", "numpy", "soundfile")
 CLIENTS = ("boto3", "celery", "kombu", "psycopg", "redis")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from omni_jobs.demo.drawn_scenes import SCENES
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
+from tests.drawn_scenes import SCENES
 from workers.models.upscale.engine_settings import UpscaleEngine
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, NetworkName
 from workers.models.upscale.parameters import UpscaleParameters

