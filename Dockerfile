@@ -38,6 +38,7 @@ COPY stage_configs stage_configs
 COPY migrations migrations
 RUN --mount=type=cache,target=/root/.cache/uv uv build --wheel --out-dir /dist
 
+# With the packages that carry checkpoints, because the API checks requests by a checkpoint's files.
 FROM builder AS core-packages
 COPY locks/core.txt /locks/
 RUN --mount=type=cache,target=/root/.cache/uv uv pip sync --require-hashes /locks/core.txt

