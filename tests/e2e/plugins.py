@@ -1,4 +1,4 @@
-"""Packages of other people, installed with pip: the tests' examples, one whose import fails, and one that lies."""
+"""Packages of other people, installed with pip: the examples, one whose import fails, and one that lies."""
 
 import os
 import shutil
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-EXAMPLES = {"pastel": "example_diffusion", "plotter": "example_runner", "questions": "example_prompts"}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+INSTALLED = ("pastel", "plotter", "questions")
 
 PROJECT = """
 [build-system]
@@ -88,9 +88,9 @@ outputs:
 def install(directory: Path) -> Path:
     """Install copies of all packages with pip, from no index, and return the directory that has them."""
     sources = []
-    for name, example in EXAMPLES.items():
+    for name in INSTALLED:
         sources.append(directory / "sources" / name)
-        shutil.copytree(TESTS / example, sources[-1], ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(EXAMPLES / name, sources[-1], ignore=shutil.ignore_patterns("__pycache__"))
     for name, files in {"half": HALF, "liar": LIAR}.items():
         sources.append(_write_package(directory / "sources" / name, name, files))
     site = directory / "site"
@@ -112,8 +112,8 @@ def _write_package(directory: Path, name: str, files: Mapping[str, str]) -> Path
 def write_stage_configs(directory: Path) -> Path:
     """Return a directory with the stage configs of all these packages, the examples' own as they stand."""
     directory.mkdir()
-    for name, example in EXAMPLES.items():
-        shutil.copy(TESTS / example / f"{name}.yaml", directory)
+    for name in INSTALLED:
+        shutil.copy(EXAMPLES / name / f"{name}.yaml", directory)
     for name in ("half", "liar"):
         (directory / f"{name}.yaml").write_text(CONFIG.format(name=name), encoding="utf-8")
     return directory
@@ -126,5 +126,5 @@ def on_the_path(site: Path) -> Iterator[None]:
         patch.syspath_prepend(str(site))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))))
         yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in (*EXAMPLES, "half", "liar")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (*INSTALLED, "half", "liar")]:
         del sys.modules[name]

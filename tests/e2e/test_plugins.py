@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import socket
@@ -33,7 +31,6 @@ from workers.offline import OmniLLM, OmniOutput
 
 pytestmark = pytest.mark.timeout(600)
 
-MODELS = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 SVG = "{http://www.w3.org/2000/svg}"
 SERVED = ("pastel", "plotter", "questions", "liar")
 WHY = "the entry point 'half' of omni_jobs.families cannot be loaded: ImportError: libhalf.so.1"
@@ -286,30 +283,6 @@ def test_prompts_of_ones_own_for_a_causal_language_model(client: Client, setting
         result = job.result or {}
         assert result["usage"]["answer"]["prompt_tokens"] == ids.shape[1]
         assert result["token_ids"]["answer"] == expected
-
-
-# The walk-throughs of docs/models.md.
-
-SUBMITS = re.findall(r"^omni-jobs (submit -p (\w+) .*)$", MODELS, re.MULTILINE)
-
-
-def test_every_walk_has_a_job() -> None:
-    assert [pipeline for _, pipeline in SUBMITS] == ["questions", "pastel", "plotter"]
-
-
-@pytest.mark.parametrize(("line", "pipeline"), SUBMITS, ids=[pipeline for _, pipeline in SUBMITS])
-def test_the_jobs_of_the_docs_run_as_they_are_written(
-    stack: EmbeddedStack, tmp_path: Path, line: str, pipeline: str
-) -> None:
-    command = [sys.executable, "-m", "omni_jobs.cli", *shlex.split(line)]
-    environment = {**os.environ, "OMNI_JOBS_URL": stack.url}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    made = {path.name: path.read_bytes() for path in (tmp_path / pipeline).iterdir()}
-    [output] = set(made) - {"result.json"}
-    assert output == {"questions": "text.txt", "pastel": "image.png", "plotter": "drawing.svg"}[pipeline]
-    if pipeline == "pastel":
-        assert Image.open(BytesIO(made[output])).size == (128, 64)
 
 
 # A family whose import fails.

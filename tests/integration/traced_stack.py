@@ -1,6 +1,6 @@
 """A pipeline of one stage, whose diffusion model notes its steps and can be held, with real workers.
 
-The model is the example of tests/example_diffusion. The workers' disk can be made full: ``faulty_worker``, TEST_FULL.
+The model is the example of examples/pastel. The workers' disk can be made full: ``faulty_worker``, TEST_FULL.
 """
 
 import io
@@ -22,7 +22,7 @@ from omni_jobs.views import JobView
 from tests.integration.echo_stack import EchoStack, EchoWorker
 from tests.oracles.tinted import metadata
 
-EXAMPLE = Path(__file__).parents[1] / "example_diffusion"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pastel"
 STEPS, EVERY = 50, 5
 START_S = 240.0
 

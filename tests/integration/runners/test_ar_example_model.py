@@ -1,6 +1,6 @@
 """The mechanism by which a model takes additional information and hands named outputs on, with a model from outside.
 
-The model stands in tests/example_model and is explained in docs/models.md. One engine of two
+The model stands in examples/tinted and is explained in docs/models.md. One engine of two
 ranks with 64 tokens a step and a small KV cache, so that prompts come in chunks and requests
 push each other out.
 """
@@ -20,13 +20,14 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
+from examples.tinted.tinted.tiny_checkpoint import HIDDEN, build_tiny_checkpoint
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import Payload, PayloadLimits, Tensor
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.ar import quiet
-from tests.oracles.tinted import EXAMPLE, HIDDEN, TintedReference, TintedResult, build_checkpoint, metadata
+from tests.oracles.tinted import EXAMPLE, TintedReference, TintedResult, metadata
 from tests.processes import until_gone
 from workers.execution.stage_llm import StageLLM
 from workers.runners.ar.ar_runner import ARRunner, component_of
@@ -126,7 +127,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tinted(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tinted]:
-    checkpoint = build_checkpoint(tmp_path_factory.mktemp("tinted"))
+    checkpoint = build_tiny_checkpoint(tmp_path_factory.mktemp("tinted"))
     stage = Stage(pipeline, pipeline.stage("tint"), checkpoint)
     assert stage.model is not None
     args = OmniEngineArgs.for_stage(

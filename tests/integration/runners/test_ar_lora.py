@@ -11,10 +11,11 @@ import pytest
 import pytest_asyncio
 import torch
 
+from examples.tinted.tinted.tiny_checkpoint import build_tiny_checkpoint
 from omni_jobs.errors import ConfigError, ModelError
 from tests.oracles.ar import quiet
 from tests.oracles.lora import build_adapter, merge
-from tests.oracles.tinted import TintedReference, build_checkpoint
+from tests.oracles.tinted import TintedReference
 from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
@@ -64,7 +65,7 @@ def runner(checkpoint: Path, spool: Path | None, **engine: Any) -> ARRunner:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Adapted]:
     directory = tmp_path_factory.mktemp("lora")
-    checkpoint = build_checkpoint(directory / "base")
+    checkpoint = build_tiny_checkpoint(directory / "base")
     adapters = {name: build_adapter(checkpoint, directory / name, seed) for seed, name in enumerate(("loud", "soft"))}
     references: dict[str | None, TintedReference] = {None: TintedReference(checkpoint)}
     for name, adapter in adapters.items():

@@ -33,7 +33,7 @@ from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
-EXAMPLE = Path(__file__).parents[2] / "example_diffusion"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pastel"
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 from safetensors.torch import load_file
 
+from examples.tinted.tinted.tiny_checkpoint import build_tiny_checkpoint as build_tiny_tinted
 from omni_jobs.pipelines.declarations import RUNNERS
 from omni_jobs.pipelines.plugins import names
 from omni_jobs.servers import Server
@@ -28,7 +29,7 @@ from tests.integration.runners.test_upscale import prompt as picture_prompt
 from tests.integration.runners.test_upscale import scene
 from tests.integration.runners.test_whisper import args as whisper_args
 from tests.integration.runners.test_whisper import packaged_model
-from tests.oracles.tinted import EXAMPLE, build_checkpoint
+from tests.oracles.tinted import EXAMPLE
 from tests.processes import named, one_process_an_engine, until_gone
 from tests.remote_stages import engine_settings
 from tests.remote_stages import prompt as remote_prompt
@@ -130,7 +131,7 @@ class Unruly:
 
 @pytest.fixture(scope="module")
 def tinted_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("tinted"))
+    return build_tiny_tinted(tmp_path_factory.mktemp("tinted"))
 
 
 @pytest.fixture

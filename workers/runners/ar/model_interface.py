@@ -2,7 +2,7 @@
 
 An engine prompt's ``additional_information`` (OmniTokensPrompt) reaches the model in the engine's process before
 the request enters the batch. ``load_information`` checks and prepares it once, and the other methods get its
-result. The runner does not look into it. Examples: workers.models.qwen2_5_omni.talker, and tests/example_model,
+result. The runner does not look into it. Examples: workers.models.qwen2_5_omni.talker, and examples/tinted,
 which docs/models.md explains.
 """
 

@@ -9,7 +9,7 @@
 The engine chooses the rows of every step anew: a row may come, rest and leave between any two steps, and its company
 changes. So all that a step needs of a row belongs to the row: its own number of steps, times, guidance and scheduler
 state. The engine calls ``check`` on its event loop, everything else on one thread, in ``torch.inference_mode``.
-Examples: workers.models.qwen2_5_omni.code2wav, and tests/example_diffusion, which docs/models.md explains.
+Examples: workers.models.qwen2_5_omni.code2wav, and examples/pastel, which docs/models.md explains.
 
 Two more protocols are optional: ``ResumableModel`` and ``PreviewingModel``.
 """

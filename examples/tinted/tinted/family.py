@@ -21,6 +21,7 @@ TINTED = Family(
         ),
     },
     vllm_models={TINTED_LLAMA: "tinted.model:TintedLlamaForCausalLM"},
+    tiny_checkpoint="tinted.tiny_checkpoint",
 )
 
 TINTED_STATES = Flow(
