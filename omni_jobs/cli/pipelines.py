@@ -13,18 +13,26 @@ from omni_jobs.cli.terminal import say
 def check(files: StageConfigsArgument) -> None:
     """Check stage configs, and that no two have the same name. Each mistake is a line: file, line and field if known.
 
+    vLLM's engine arguments are checked by vLLM's own types where it is installed; elsewhere a line says that they are
+    not.
+
     \b
     Example:
       omni-jobs pipelines check stage_configs/*.yaml
     """
     from omni_jobs.errors import ConfigError, PluginBroken
     from omni_jobs.pipelines.loader import load_pipeline
+    from omni_jobs.pipelines.yaml_source import collected, gathered
     from omni_jobs.prompts import check_renderers
+    from omni_jobs.stack.engine_check import check_engines
 
     failed = False
     names: dict[str, Path] = {}
+    not_looked_at: list[str] = []
+    wrong = check_engines(files, not_looked_at.append)
     for file in files:
-        try:
+        found: list[ConfigError] = []
+        with collected(found):
             pipeline = load_pipeline(file)
             try:
                 check_renderers(pipeline)
@@ -32,13 +40,17 @@ def check(files: StageConfigsArgument) -> None:
                 raise PluginBroken(error.message, file=str(file), field="model.family") from error
             if names.setdefault(pipeline.name, file) != file:
                 raise ConfigError(f"{names[pipeline.name]} has this name already", file=str(file), field="name")
-        except ConfigError as error:
-            for mistake in sorted((error, *error.more), key=lambda mistake: mistake.line or 0):
+        found += wrong.get(file, [])
+        if found:
+            first = gathered(found)
+            for mistake in sorted((first, *first.more), key=lambda mistake: mistake.line or 0):
                 say(str(mistake), err=True)
             failed = True
         else:
             stages = " → ".join(pipeline.stages)
             say(f"{file}: ok: {pipeline.name} {pipeline.version}, {stages}, digest {pipeline.digest}")
+    for line in not_looked_at:
+        say(line, err=True)
     if failed:
         raise typer.Exit(Exit.FAILED)
 

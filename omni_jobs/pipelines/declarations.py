@@ -98,6 +98,9 @@ class RunnerDeclaration:
     implementation   the class, a ``Runner`` of ``workers.runners.runner``, as "module:Class"; it takes an
                      ``OmniEngineArgs``
     engine           the ``EngineSettings`` of such stages, as "module:Class"
+    engine_check     the module that checks what ``engine`` leaves to the engine's own types: ``python -m MODULE`` reads
+                     a JSON list of ``engine`` mappings and writes for each a list of [field path, message]; None: there
+                     is nothing more to check
     parameters       the ``StageParameters`` of such stages, as "module:Class"; None: each component has its own
     processors       the input processors that stages of all families may use, by name
     produces         the flows that a stage without a component can produce; empty: a stage needs a component
@@ -108,6 +111,7 @@ class RunnerDeclaration:
 
     implementation: str
     engine: str = "omni_jobs.pipelines.engine_settings:EngineSettings"
+    engine_check: str | None = None
     parameters: str | None = None
     processors: Mapping[str, ProcessorDeclaration] = field(default_factory=dict)
     produces: frozenset[str] = frozenset()

@@ -108,9 +108,14 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     has_processor = len(found) == before
     if has_processor:
         _check_inputs(stage, component, source, found)
-    with collected(found):
-        _check_engine(stage, component, source)
-    if not has_component:
+    before = len(found)
+    with collected(found), source.located((*at, "engine")):
+        _ = stage.engine_settings
+    has_settings = len(found) == before
+    if has_settings:
+        with collected(found):
+            _check_dtype(stage, component, source)
+    if not has_component or not has_settings:  # a parameter may choose among what the settings list
         return
     with collected(found):
         with source.located((*at, "parameters")):
@@ -218,18 +223,16 @@ def _check_inputs(
             found.append(source.error(at, f"component {stage.component} needs an input of {each}"))
 
 
-def _check_engine(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:
-    """Check the engine's settings, and that the component can run in their dtype on each device the stage may get."""
+def _check_dtype(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:
+    """Check that the component can run in the engine settings' dtype on each device the stage may get."""
     at = ("stages", stage.name, "engine")
-    with source.located(at):
-        settings = stage.engine_settings
     if component is None or component.dtypes is None:
         return
     devices: tuple[Device, ...] = ("cuda", "cpu")
     if stage.device != "auto":
         devices = ("cpu",) if stage.device == "cpu" else ("cuda",)
     for device in devices:
-        dtype = getattr(settings.on(device), "dtype", None)
+        dtype = getattr(stage.engine_settings.on(device), "dtype", None)
         if dtype is not None and dtype not in component.dtypes:
             overridden = dtype != stage.engine.get("dtype")
             known = " or ".join(sorted(component.dtypes))

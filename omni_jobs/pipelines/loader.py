@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, NotFound, PluginBroken
+from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.graph_check import check_graph
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.pipelines.yaml_source import YamlSource, gathered, place_of
@@ -83,6 +84,25 @@ class Pipelines(Mapping[str, Pipeline]):
     def broken(self, name: str) -> PluginBroken | None:
         """Return the error of the broken plug-in that a pipeline needs, as it was when its file was loaded, or None."""
         return self._broken.get(name)
+
+    def placed(self, error: ConfigError, name: str, stage: str, device: Device) -> ConfigError:
+        """Return what a worker's start found wrong with its engine, with file and line if it is a stage config's field.
+
+        A setting that stands under ``device`` is that one. Any other error is returned as it is.
+        """
+        path, field = self._files.get(name), tuple((error.field or "").split("."))
+        if path is None or error.file is not None or field[0] != "engine" or len(field) < 2:
+            return error
+        own = self[name].stage(stage).engine.get(device)
+        if isinstance(own, Mapping) and field[1] in own:
+            field = ("engine", device, *field[1:])
+        try:
+            placed = YamlSource(path).error(("stages", stage, *field), error.message, type(error))
+        except ConfigError:  # the file is gone, or is being written
+            return error
+        placed.stage = stage
+        placed.more = tuple(self.placed(each, name, stage, device) for each in error.more)
+        return placed
 
     def refusal(self, name: str) -> ConfigError | None:
         """Return the error with which a process that starts now would refuse this pipeline's file, or None.

@@ -26,7 +26,7 @@ from celery.concurrency.base import BasePool
 from celery.exceptions import WorkerShutdown
 
 from omni_jobs.broker.celery_app import OmniCelery
-from omni_jobs.errors import BrokerUnavailable, OmniJobsError
+from omni_jobs.errors import BrokerUnavailable, ConfigError, OmniJobsError
 from omni_jobs.priority import Priority, queue_of
 from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
@@ -98,7 +98,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._run_on_loop(self._open())
         except OmniJobsError as error:
             self._end(drain_s=0.0)
-            logger.critical("this worker cannot start: %s", error)
+            for each in (error, *(error.more if isinstance(error, ConfigError) else ())):
+                logger.critical("this worker cannot start: %s", each)
             raise WorkerShutdown(EX_FAILURE) from error
         except BaseException:
             self._end(drain_s=0.0)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
-from omni_jobs.errors import DatabaseUnavailable, Fenced
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
+from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import queue_of
 from workers.consumer.load_turns import card_names
@@ -62,6 +63,7 @@ class StageHost:
         ``on_broken`` with the reason when this worker cannot go on, both on the event loop.
         """
         settings = self._settings = app.settings
+        self._pipelines = app.pipelines
         self._pipeline = pipeline
         self._stage = stage
         self._slots = slots
@@ -129,10 +131,17 @@ class StageHost:
         return card_names(self._llm.cuda_devices, os.environ)
 
     async def load(self) -> None:
-        """Load the stage's engine. Raises ConfigError or EngineDead, and RuntimeError before ``prepare``."""
+        """Load the stage's engine. Raises ConfigError or EngineDead, and RuntimeError before ``prepare``.
+
+        A ConfigError of the engine's settings names the stage config's file and line.
+        """
         if self._llm is None:
             raise RuntimeError("the engine is not prepared")
-        await self._llm.start()
+        try:
+            await self._llm.start()
+        except ConfigError as error:
+            device: Device = "cuda" if self._llm.cuda_devices else "cpu"
+            raise self._pipelines.placed(error, self._pipeline.name, self._stage, device) from error
         keep_what_is_loaded()
 
     async def serve(self) -> Executor:

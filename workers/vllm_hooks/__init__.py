@@ -9,7 +9,7 @@ worker            vLLM's worker for this platform, made to build our model runne
 lone_tokenizer    a tokenizer in a folder that holds no model
 engine            AsyncLLM: its start, its calls and its errors
 quick_import      the import of vLLM's engine, without garbage collection meanwhile
-engine_arguments  the types of its arguments, checked before the start and recorded for processes without vLLM
+engine_arguments  the types of its arguments, by which they are checked
 """
 
 import logging

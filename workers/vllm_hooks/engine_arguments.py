@@ -1,27 +1,31 @@
-"""vLLM's engine arguments by vLLM's own types: their check before an engine starts, and the list recorded from them.
-
-``workers/runners/on_vllm/vllm_arguments.json`` is the recorded list, by which processes without vLLM check a stage
-config.
-"""
+"""vLLM's engine arguments by vLLM's own types: their check before an engine starts, and for ``pipelines check``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import vllm
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import PydanticOmit, core_schema
 from vllm.config.quantization import QuantizationConfigArgs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.pipelines.yaml_source import FieldPath, gathered
 
 _ARBITRARY = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is none of pydantic's
+
+
+class _Refused(Exception):
+    """vLLM has no such argument, or its type refuses the value; ``problems`` are (where, why)."""
+
+    def __init__(self, problems: list[tuple[FieldPath, str]]) -> None:
+        super().__init__(problems)
+        self.problems = problems
 
 
 @cache
@@ -41,26 +45,76 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 def check_engine_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments for ``AsyncEngineArgs`` as vLLM's types make them: names of enumerations as members.
 
-    Raises ConfigError naming ``engine.<name>`` for an unknown argument and for a value that is not of its type.
+    Raises ConfigError naming ``engine.<name>`` for an unknown argument and for a value that is not of its type; its
+    ``more`` has the other mistakes.
     """
     checked = {}
+    found: list[ConfigError] = []
     for name, value in args.items():
-        if name not in _annotations():
-            raise ConfigError(f"vLLM {vllm.__version__} has no such argument", field=f"engine.{name}")
         try:
-            checked[name] = _adapter(name).validate_python(_member(_annotations()[name], value))
-        except (ValidationError, KeyError, TypeError) as error:
-            message = f"vLLM {vllm.__version__} refuses the value: {_reason(error)}"
-            raise ConfigError(message, field=f"engine.{name}") from error
+            checked[name] = _of_type(name, value)
+        except _Refused as error:
+            found += [ConfigError(why, field=".".join(map(str, ("engine", *at)))) for at, why in error.problems]
+    if found:
+        raise gathered(found)
     return checked
 
 
-def _reason(error: ValidationError | KeyError | TypeError) -> str:
-    """Return why vLLM refuses a value; some of its validators raise KeyError for a name that an enumeration lacks."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
-    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+def wrong_arguments(engine: Mapping[str, Any], *, own: frozenset[str]) -> Iterator[tuple[FieldPath, str]]:
+    """Yield (where, why) for each of vLLM's arguments in a stage's ``engine`` that vLLM does not know or take.
+
+    ``own``: the keys that are no arguments of vLLM. What stands under ``cpu`` and ``cuda`` is checked, too. A null is
+    none of vLLM's values; it leaves the choice to vLLM.
+    """
+    for name, value in engine.items():
+        if name in ("cpu", "cuda"):
+            if isinstance(value, Mapping):
+                yield from (((name, *at), why) for at, why in wrong_arguments(value, own=own))
+        elif name not in own and value is not None:
+            try:
+                _of_type(name, value)
+            except _Refused as error:
+                yield from error.problems
+
+
+def _of_type(name: str, value: Any) -> Any:
+    """Return an argument's value as vLLM's type makes it. Raises _Refused."""
+    if name not in _annotations():
+        nearest = " or ".join(get_close_matches(name, _annotations(), n=3, cutoff=0.7))
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        raise _Refused([((name,), f"vLLM {vllm.__version__} has no such argument{hint}")])
+    try:
+        return _adapter(name).validate_python(_member(_annotations()[name], value))
+    except (ValidationError, KeyError, TypeError) as error:
+        said = f"vLLM {vllm.__version__} refuses the value: "
+        raise _Refused([((name, *at), said + why) for at, why in _reasons(error, value)]) from error
+
+
+def _reasons(error: ValidationError | KeyError | TypeError, value: Any) -> Iterator[tuple[FieldPath, str]]:
+    """Yield (where in ``value``, why) for all that vLLM refuses.
+
+    Some of its validators raise KeyError for a name that an enumeration lacks.
+    """
+    if isinstance(error, KeyError):
+        yield (), f"there is no {error}"
+    elif isinstance(error, TypeError):
+        yield (), str(error)
+    else:
+        places: set[FieldPath] = set()
+        for complaint in error.errors():
+            at = _within(complaint["loc"], value)
+            if at not in places:  # a union complains once for each of its members
+                places.add(at)
+                yield at, complaint["msg"]
+
+
+def _within(loc: FieldPath, value: Any) -> FieldPath:
+    """Return that part of pydantic's place which is in ``value``; the rest names members of unions."""
+    for n, part in enumerate(loc):
+        if not (isinstance(value, Mapping) and part in value):
+            return loc[:n]
+        value = value[part]
+    return loc
 
 
 def _member(annotation: Any, value: Any) -> Any:
@@ -70,64 +124,3 @@ def _member(annotation: Any, value: Any) -> Any:
             if isinstance(each, type) and issubclass(each, Enum) and value.upper() in each.__members__:
                 return each[value.upper()]
     return value
-
-
-class _Recorded(GenerateJsonSchema):
-    """Describes the values that a stage config can give: what only Python has is left out."""
-
-    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        """Describe an enumeration by its members' names, and by their values where these are no class paths."""
-        names = list(schema["cls"].__members__)
-        values = [member.value for member in schema["members"]]
-        plain = [each for each in values if isinstance(each, int) or (isinstance(each, str) and each.isalnum())]
-        return {"enum": list(dict.fromkeys([*names, *plain]))}
-
-    def field_is_present(self, field: Any) -> bool:
-        """Leave out what vLLM itself fills."""
-        return super().field_is_present(field) and field.get("init", True) and not field["name"].startswith("_")
-
-    def handle_invalid_for_json_schema(
-        self, schema: core_schema.CoreSchema, error_info: str
-    ) -> JsonSchemaValue:  # torch.dtype, callables, classes
-        raise PydanticOmit
-
-    def function_plain_schema(self, schema: Any) -> JsonSchemaValue:
-        """Take any value where only a function of vLLM's knows the type."""
-        return {}
-
-
-def describe_engine_arguments() -> dict[str, Any]:
-    """Return the recorded list: ``vllm``, the version, and ``arguments``: name → ``type`` and ``default``.
-
-    A type is a JSON schema. Only scalar defaults and empty collections are recorded. The schemas contain no references.
-    """
-    arguments = {}
-    for field in dataclasses.fields(AsyncEngineArgs):
-        schema = _adapter(field.name).json_schema(schema_generator=_Recorded)
-        described: dict[str, Any] = {"type": _plain(schema, schema.get("$defs", {}))}
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if default is None or default == {} or default == [] or type(default) in (bool, int, float, str):
-            described["default"] = default
-        arguments[field.name] = described
-    return {"vllm": vllm.__version__, "arguments": dict(sorted(arguments.items()))}
-
-
-_KEPT = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems")
-
-
-def _plain(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema without references, texts and defaults."""
-    if "$ref" in schema:
-        return _plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    plain = {name: schema[name] for name in _KEPT if name in schema}
-    if "anyOf" in schema:
-        plain["anyOf"] = [_plain(each, definitions) for each in schema["anyOf"]]
-    if "items" in schema:
-        plain["items"] = _plain(schema["items"], definitions)
-    if "properties" in schema:
-        plain["properties"] = {name: _plain(each, definitions) for name, each in sorted(schema["properties"].items())}
-    elif isinstance(schema.get("additionalProperties"), Mapping):
-        plain["additionalProperties"] = _plain(schema["additionalProperties"], definitions)
-    return plain

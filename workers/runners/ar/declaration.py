@@ -7,6 +7,7 @@ _HERE = "workers.runners.ar"
 AR = RunnerDeclaration(
     implementation=f"{_HERE}.ar_runner:ARRunner",
     engine=f"{_HERE}.engine_settings:ArEngine",
+    engine_check="workers.runners.on_vllm.check_arguments",
     parameters=f"{_HERE}.parameters:ArParameters",
     processors={
         "chat": ProcessorDeclaration(f"{_HERE}.chat_processor:ChatProcessor", "ar"),

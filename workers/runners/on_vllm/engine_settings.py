@@ -1,61 +1,61 @@
-"""``VllmEngine``: the ``engine`` of a stage on vLLM in a stage config: vLLM's engine arguments, checked without vLLM.
+"""``VllmEngine``: the ``engine`` of a stage on vLLM in a stage config: vLLM's engine arguments by their own names.
 
-``refused_arguments`` has the arguments that are refused, ``recorded_arguments`` the types of the others. Each runner on
-vLLM derives its own settings from ``VllmEngine``.
+``refused_arguments`` has those that no stage config may give. Here stand those that the platform reads itself. All
+others are checked by vLLM's own types, where it is installed: ``check_arguments`` for commands, ``vllm_hooks`` for a
+worker. Each runner on vLLM derives its own settings from ``VllmEngine``.
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
-from workers.runners.on_vllm.recorded_arguments import STRICT, one_of, recorded_arguments, type_of
 from workers.runners.on_vllm.refused_arguments import REFUSED, refused_parts
 
 Modality = Literal["text", "audio", "image", "video"]
 
-_AtLeast0 = Annotated[int, Field(ge=0)]
+_OPEN = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
-_MediaLimit = one_of([_AtLeast0, dict[str, _AtLeast0]], "an integer from 0 on or a mapping of such integers")
-
-# Bounds that vLLM checks late, or not at all.
-_BOUNDED: Mapping[str, Any] = {
-    "max_model_len": Annotated[int, Field(ge=16)],
-    "max_num_seqs": Annotated[int, Field(ge=1, le=4096)],
-    "max_num_batched_tokens": Annotated[int, Field(ge=16)],
-    "block_size": Annotated[int, Field(ge=1)],
-    "gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
-    "kv_cache_memory_bytes": Annotated[int, Field(ge=1 << 20)],
-    "tensor_parallel_size": Annotated[int, Field(ge=1)],
-    "limit_mm_per_prompt": dict[Modality, _MediaLimit],  # type: ignore[valid-type]
-    "max_loras": Annotated[int, Field(ge=1, le=64)],
-    "max_cpu_loras": Annotated[int, Field(ge=1)],
+DECISIVE: Mapping[str, Any] = {
+    # The context, and how a prompt becomes tokens.
+    **dict.fromkeys(("max_model_len", "mm_processor_kwargs", "video_pruning_rate")),
+    "tokenizer_mode": "auto",
+    "mm_device_do_normalize": True,
+    "video_pruning_method": "evs",
+    # The model that runs.
+    **dict.fromkeys(("config_format", "model_impl", "load_format"), "auto"),
+    "hf_overrides": {},
+    "lora_target_modules": None,
+    **dict.fromkeys(("disable_sliding_window", "enable_tower_connector_lora", "enable_moe_shared_loras"), False),
+    # The precision of weights, of the KV cache and of states.
+    **dict.fromkeys(("dtype", "kv_cache_dtype", "lora_dtype", "mamba_cache_dtype", "mamba_ssm_cache_dtype"), "auto"),
+    **dict.fromkeys(("quantization", "quantization_config", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path")),
+    "kv_cache_dtype_skip_layers": [],
+    "mm_encoder_fp8_scale_save_margin": 1.5,
+    "mamba_config": None,
+    "enable_mamba_cache_stochastic_rounding": False,
+    "mamba_cache_philox_rounds": 0,
+    # Which tokens are drawn, and where they end.
+    "generation_config": "auto",
+    "override_generation_config": {},
+    "use_fp64_gumbel": False,
 }
+"""The arguments that decide a job's result → vLLM's defaults. The digest of a pipeline contains those set to others.
 
-DECISIVE = frozenset(
-    {
-        # The context, and how a prompt becomes tokens.
-        *("max_model_len", "tokenizer_mode", "mm_processor_kwargs", "mm_device_do_normalize"),
-        *("video_pruning_rate", "video_pruning_method"),
-        # The model that runs.
-        *("hf_overrides", "config_format", "model_impl", "load_format", "disable_sliding_window"),
-        *("lora_target_modules", "enable_tower_connector_lora", "enable_moe_shared_loras"),
-        # The precision of weights, of the KV cache and of states.
-        *("dtype", "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers"),
-        *("lora_dtype", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_encoder_fp8_scale_save_margin"),
-        *("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_config", "enable_mamba_cache_stochastic_rounding"),
-        *("mamba_cache_philox_rounds",),
-        # Which tokens are drawn, and where they end.
-        *("generation_config", "override_generation_config", "use_fp64_gumbel"),
-    }
-)
-"""The arguments that decide a job's result; the digest of a pipeline contains them.
-
-The others decide speed and room: how many requests run together, memory, kernels, parallelism. As before, a change of
-kernel or of parallelism may round a sum in another way and is not held to be another result.
+The rest decides speed and room: how many requests run together, memory, kernels, parallelism. A change of kernel or of
+parallelism may round a sum in another way and is not held to be another result.
 """
 
 _ALWAYS_COUNTED = frozenset({"dtype", "max_model_len"})  # counted in the digest even where they are vLLM's defaults
@@ -76,58 +76,77 @@ def engine_error(title: str, problems: list[tuple[tuple[str | int, ...], str]], 
     return ValidationError.from_exception_data(title, lines)
 
 
-class _Arguments(BaseModel):
-    """Refuses what ``refused`` names and what vLLM does not know, before any type is checked."""
+def _whole(value: Any, handler: ValidatorFunctionWrapHandler) -> JsonValue:
+    """Refuse what is no JSON at the field itself; pydantic would name members of its union too."""
+    try:
+        checked: JsonValue = handler(value)
+    except ValidationError:
+        words = "null, true, false, a text, a finite number, or a list or mapping of these"
+        raise ValueError(f"Input should be {words}") from None
+    return checked
 
-    model_config = STRICT
+
+_Json = Annotated[JsonValue, WrapValidator(_whole)]
+
+
+def _media_limit(value: JsonValue) -> JsonValue:
+    numbers = list(value.values()) if isinstance(value, dict) else [value]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("Input should be an integer from 0 on or a mapping of such integers")
+    return value
+
+
+class VllmArguments(BaseModel):
+    """Engine arguments of vLLM by any of its names; each is None where vLLM or the checkpoint decides.
+
+    The fields are those that the platform reads, or that vLLM checks late or not at all. The digest has their values as
+    these types make them.
+    """
+
+    model_config = _OPEN
+    __pydantic_extra__: dict[str, _Json]
 
     refused: ClassVar[Mapping[str, str]] = REFUSED
+
+    dtype: str | None = None
+    max_model_len: Annotated[int, Field(ge=16)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] | None = None
+    block_size: Annotated[int, Field(ge=1)] | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
+    hf_overrides: dict[str, _Json] | None = None
+    limit_mm_per_prompt: dict[Modality, Annotated[JsonValue, AfterValidator(_media_limit)]] | None = None
+    video_pruning_rate: float | None = None
+    mm_encoder_fp8_scale_save_margin: float | None = None
+    enable_lora: bool | None = None
+    max_loras: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
+    max_lora_rank: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, given: Any) -> Any:
+        """Refuse what ``refused`` names, before any type is checked."""
         if not isinstance(given, Mapping):
             return given
         problems: list[tuple[tuple[str | int, ...], str]] = []
         for name, value in given.items():
-            if name in _BESIDE and name in cls.model_fields:
-                continue
-            if name in cls.model_fields or name in cls.refused:
-                problems += refused_parts(name, value, cls.refused)
-            else:
-                problems.append(((str(name),), _unknown(str(name), cls)))
+            if name in cls.refused or name not in _BESIDE:
+                problems += refused_parts(str(name), value, cls.refused)
+            elif name not in cls.model_fields:
+                message = f"stands beside cpu and cuda, not in them: {name} is the same on each kind of host"
+                problems.append(((name,), message))
         if problems:
             raise engine_error(cls.__name__, problems, given)
         return given
 
 
-def _unknown(name: str, model: type[_Arguments]) -> str:
-    if name in _BESIDE:
-        return f"stands beside cpu and cuda, not in them: {name} is the same on each kind of host"
-    nearest = get_close_matches(name, set(model.model_fields) - set(model.refused), n=3, cutoff=0.6)
-    return f"unknown key; did you mean {' or '.join(nearest)}?" if nearest else "unknown key"
-
-
-if TYPE_CHECKING:
-
-    class VllmArguments(_Arguments):
-        """Engine arguments of vLLM; each is None where vLLM or the checkpoint decides."""
-
-else:
-    VllmArguments = create_model(
-        "VllmArguments",
-        __base__=_Arguments,
-        __doc__="Engine arguments of vLLM; each is None where vLLM or the checkpoint decides.",
-        **{
-            name: (_BOUNDED.get(name, type_of(recorded["type"], name)) | None, None)
-            for name, recorded in recorded_arguments().items()
-            if name not in REFUSED
-        },
-    )
-
-
 class VllmEngine(VllmArguments, EngineSettings):
     """Engine arguments of vLLM by their own names; under ``cpu`` and ``cuda`` those that replace them on such hosts."""
+
+    model_config = _OPEN  # not that of EngineSettings
 
     cpu: VllmArguments | None = None
     cuda: VllmArguments | None = None
@@ -135,8 +154,7 @@ class VllmEngine(VllmArguments, EngineSettings):
     @property
     def devices(self) -> int:
         """The number of GPUs that the engine uses, one for each rank."""
-        ranks: int | None = getattr(self, "tensor_parallel_size", None)  # a field that is made of vLLM's list
-        return ranks or 1
+        return self.tensor_parallel_size or 1
 
     @model_validator(mode="after")
     def _check_each_host_kind(self) -> Self:
@@ -219,4 +237,4 @@ def _counted(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, An
 
 
 def _or_default(name: str, value: Any) -> Any:
-    return recorded_arguments()[name].get("default") if value is None else value
+    return DECISIVE[name] if value is None else value

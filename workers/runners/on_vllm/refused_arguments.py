@@ -175,6 +175,11 @@ UNSAFE_KEYS: Mapping[str, str] = {
 }
 """A key at any depth of an argument's value, ``hf_overrides`` for example → the reason why it is refused."""
 
+_MAPPINGS = frozenset(
+    [each.rpartition(".")[0] for each in (*REFUSED, *ALLOWED_TEXT) if "." in each] + list(NUMBERS_ONLY)
+)
+"""What must be a mapping, because parts of it are refused and vLLM may read them from a text too."""
+
 ArgumentPath = tuple[str | int, ...]
 
 
@@ -192,10 +197,12 @@ def _refused(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterat
         yield at, refused[dotted]
     elif len(at) > 1 and at[-1] in UNSAFE_KEYS:
         yield at, UNSAFE_KEYS[str(at[-1])]
-    elif isinstance(value, str) and dotted in ALLOWED_TEXT:
+    elif dotted in ALLOWED_TEXT and value is not None:
         pattern, reason = ALLOWED_TEXT[dotted]
-        if not re.fullmatch(pattern, value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
             yield at, f"{value!r} is refused: {reason}"
+    elif dotted in _MAPPINGS and not isinstance(value, Mapping | None):
+        yield at, "Input should be a mapping"
     elif isinstance(value, Mapping):
         for key, each in value.items():
             if dotted in NUMBERS_ONLY and not isinstance(each, bool | int | float):
