@@ -240,7 +240,7 @@ BAD_JOBS: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
     "a mask": (lambda: job(SMALL, stages={"enlarge": {"mask": ""}}), "unknown key", "requests.0.stages.enlarge.mask"),
     "a wrong type": (
         lambda: job(SMALL, stages={"enlarge": {"faithful": "yes"}}),
-        "boolean",
+        "must be true or false",
         "requests.0.stages.enlarge.faithful",
     ),
 }
