@@ -183,7 +183,9 @@ def test_a_snapshot_that_is_damaged_is_named_and_costs_the_steps_to_the_one_befo
     stack: TracedStack, picture: bytes, damaged: str
 ) -> None:
     stack.serve()
-    job_id = stack.draw(held_at=21)
+    job_id = stack.draw(held_at=11)  # a snapshot is recorded here, because a newer one may take a waiting one's place
+    stack.hold(21)
+    stack.reached(job_id, 21, 20)
     stored = stack.snapshot(job_id)
     assert stored is not None
     assert stored.before is not None
