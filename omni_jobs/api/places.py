@@ -1,10 +1,11 @@
 """``Places``: the connections of an HTTP server, which are bounded in number, and who must leave when it is full.
 
 A server that is full makes room for a request in this order. It closes the connection that has been without a request
-for longest. Else it ends slow connections of the holder with most of them, the newest first: a holder is a tenant, or
-a network where the tenant is not known. A holder keeps a tenth of the places for slow connections, and while the server
-is not full, a client may be as slow as the limits on time allow. Else the request is refused, but for those that ask
-for the server's health, for which a few places are spare.
+for longest; one that has just come has a second for its first request. Else it ends slow connections of the holder with
+most of them, the newest first: a holder is a tenant, or a network where the tenant is not known. A holder keeps a tenth
+of the places for slow connections, and while the server is not full, a client may be as slow as the limits on time
+allow. Else it closes a connection that has just come. Else the request is refused, but for those that ask for the
+server's health, for which a few places are spare.
 """
 
 import time
@@ -63,17 +64,21 @@ class Places:
         self._clock = clock
         self._all: dict[Connection, None] = {}  # the oldest first
         self._spare: set[Connection] = set()  # those of them in a spare place
-        self._idle: dict[Connection, None] = {}  # those without a request, the longest idle first
-        self._idle_spare: dict[Connection, None] = {}  # the same of those in a spare place
+        # Those without a request, the longest idle first → from when on they may be closed.
+        self._idle: dict[Connection, float] = {}
+        self._idle_spare: dict[Connection, float] = {}  # the same of those in a spare place
         self._survey_at = float("-inf")
 
     def enter(self, connection: Connection) -> bool:
         """Give a new connection a place, if need be a spare one. Return False if there is none."""
+        patient = self._clock() + _PATIENCE_S
         if len(self._all) < self.most or self._close_oldest(self._idle):
-            self._idle[connection] = None
-        elif len(self._all) < self.most + SPARE_PLACES or self._close_oldest(self._idle_spare):
+            self._idle[connection] = patient
+        elif len(self._all) < self.most + SPARE_PLACES or self._close_oldest(self._idle_spare, on_its_way=True):
             self._spare.add(connection)
-            self._idle_spare[connection] = None
+            self._idle_spare[connection] = patient
+        elif self._close_oldest(self._idle, on_its_way=True):
+            self._idle[connection] = patient
         else:
             return False
         self._all[connection] = None
@@ -87,7 +92,7 @@ class Places:
             return True
         if len(self._all) > self.most and not self._close_oldest(self._idle):
             connection.in_place_of = self._end_slow_requests()
-            if connection.in_place_of is None:
+            if connection.in_place_of is None and not self._close_oldest(self._idle, on_its_way=True):
                 return False
         self._spare.remove(connection)
         return True
@@ -96,7 +101,7 @@ class Places:
         """Note that a connection is without a request, and may be closed to make room."""
         connection.tenant = connection.in_place_of = None
         if connection in self._all:
-            (self._idle_spare if connection in self._spare else self._idle)[connection] = None
+            (self._idle_spare if connection in self._spare else self._idle)[connection] = self._clock()
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection, because it is closed."""
@@ -112,9 +117,10 @@ class Places:
         """Return whether a connection is without a request, and in no spare place."""
         return connection in self._idle
 
-    def _close_oldest(self, idle: dict[Connection, None]) -> bool:
-        """Close the first of these connections. Return whether there was one."""
-        oldest = next(iter(idle), None)
+    def _close_oldest(self, idle: dict[Connection, float], *, on_its_way: bool = False) -> bool:
+        """Close the first of these connections, also if its request is ``on_its_way``. Return whether there was one."""
+        now = self._clock()
+        oldest = next((each for each, since in idle.items() if on_its_way or since <= now), None)
         if oldest is None:
             return False
         self.leave(oldest)

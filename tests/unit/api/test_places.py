@@ -99,12 +99,39 @@ def test_a_holder_of_a_tenth_keeps_all() -> None:
 
 
 def test_who_is_without_a_request_leaves_first() -> None:
-    places = Places(100)
+    now = 1000.0
+    places = Places(100, clock=lambda: now)
     slow = busy(places, 99, slow=True)
     idle = newcomer(places)
+    now += 1.1
     assert newcomer(places).asks()
     assert idle.closed
     assert refused(slow) == []
+
+
+def test_who_has_just_come_has_a_second_for_its_request() -> None:
+    now = 1000.0
+    places = Places(100, clock=lambda: now)
+    slow = busy(places, 98, slow=True)
+    answered = busy(places, 1)[0]
+    places.rest(answered)
+    new = newcomer(places, "other")
+    for _ in range(SPARE_PLACES):
+        assert newcomer(places).asks()
+    assert answered.closed
+    assert len(refused(slow)) > 0
+    assert not new.closed
+    assert new.asks()
+
+
+def test_who_has_just_come_leaves_where_nobody_is_slow() -> None:
+    places = Places(100)
+    clients = busy(places, 99)
+    new = newcomer(places)
+    assert newcomer(places).asks()
+    assert new.closed
+    assert refused(clients) == []
+    assert not newcomer(places).asks()
 
 
 def test_the_answered_and_the_refused_make_room_too() -> None:
