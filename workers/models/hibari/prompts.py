@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.prompts.last_user_text import last_user_text
 from workers.models.hibari.speakable import check_speakable
 
 if TYPE_CHECKING:
@@ -47,14 +48,3 @@ class HibariPromptRenderer:
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         return self.max_model_len
-
-
-def last_user_text(request: Mapping[str, Any]) -> str:
-    """Return the text of a request's last user message, its parts on lines of their own; empty if there is none."""
-    for message in reversed(request["messages"]):
-        if message["role"] == "user":
-            content = message["content"]
-            if isinstance(content, str):
-                return content
-            return "\n".join(part["text"] for part in content if part["type"] == "text")
-    return ""

@@ -1,8 +1,7 @@
 """``EchoProcessor``: the last user message and the size of the payloads become an echo stage's prompt."""
 
-from typing import Any
-
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.last_user_text import last_user_text
 from workers.runners.echo.parameters import EchoParameters
 from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -18,20 +17,9 @@ class EchoProcessor:
     def __call__(self, stage_input: StageInput[EchoParameters]) -> EchoPrompt:
         """Return the prompt."""
         return EchoPrompt(
-            text=_last_user_text(stage_input.request.get("messages", ())),
+            text=last_user_text(stage_input.request),
             upstream_bytes=sum(payload.tensor_bytes for payload in stage_input.upstream.values()),
             parameters=stage_input.parameters,
             seed=stage_input.seed,
             capture=stage_input.capture,
         )
-
-
-def _last_user_text(messages: Any) -> str:
-    """Return the text of the last user message; newlines join its parts, which no chat template does."""
-    for message in reversed(messages):
-        if message.get("role") == "user":
-            content = message.get("content", "")
-            if isinstance(content, str):
-                return content
-            return "\n".join(part["text"] for part in content if part.get("type") == "text")
-    return ""

@@ -4,8 +4,8 @@ from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.last_user_text import last_user_text
 from workers.runners.remote.prompt import RemotePrompt
-from workers.runners.remote.request_parts import last_user_text
 from workers.runners.remote.stage_parts import StageParts, media_of, upstream_texts
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
