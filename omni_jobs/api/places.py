@@ -25,7 +25,7 @@ def is_slow(waited_s: float, moved_bytes: int) -> bool:
 
 
 def holder_of(tenant: str) -> str:
-    """Return the holder that a tenant is. It is like no network."""
+    """Return a tenant's name as a holder's; no network has the same."""
     return f"tenant {tenant}"
 
 
@@ -128,7 +128,10 @@ class Places:
         return True
 
     def _end_slow_requests(self) -> str | None:
-        """End the newest slow requests of the holder with most of them, and return it; None if there is none."""
+        """End slow requests of the holder with most of them, those of the newest connections, and return the holder.
+
+        None if each holder keeps its tenth, or if that was found just now.
+        """
         if self._clock() < self._survey_at:
             return None
         slow: dict[str, list[Connection]] = defaultdict(list)

@@ -30,8 +30,9 @@ def answers_in(chunks: Iterable[bytes]) -> Iterator[BulkAnswer]:
 def answers_of_tries(send: Callable[[], Iterator[BulkAnswer]]) -> Iterator[BulkAnswer]:
     """Yield the answer to each line of a bulk once, in order, and send the bulk again while that may help.
 
-    ``send`` sends the whole bulk, with the same idempotency key each time, and yields its answers. The answer to a line
-    that an outage has met waits for the next try, which makes its job. Raises the error of the last try.
+    ``send`` sends the whole bulk, with the same idempotency key each time, and yields its answers. From the first
+    line that an outage has met, the answers wait for the next try, which makes the jobs; without one they are yielded
+    as they are. Raises the error of the last try, if that failed.
     """
     pauses = iter(BULK_PAUSES_S)
     answered = 0  # the last line whose answer was yielded
@@ -58,10 +59,11 @@ def answers_of_tries(send: Callable[[], Iterator[BulkAnswer]]) -> Iterator[BulkA
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at ``\\n`` alone, because a string in JSON may hold the other characters at which ``str`` ends a line."""
+    """Split at ``\\n`` alone, because a string in JSON may hold the other characters at which ``str`` ends a line.
+
+    What follows the last ``\\n`` is an answer that was cut off, and no line.
+    """
     begun = b""
     for chunk in chunks:
         *ended, begun = (begun + chunk).split(b"\n")
         yield from ended
-    if begun:
-        yield begun

@@ -4,8 +4,8 @@
 class DatabasePresence:
     """Since when the database has answered a rescuer, by the database's own clock.
 
-    A gap is no worker's fault: none could renew its lease. So a rescuer takes a worker for lost once it could have
-    renewed for a whole lease since the last gap. It is one as well when all processes slept, or the clock was set.
+    In a gap no worker could renew its lease. So a rescuer takes a worker for lost only if it did not renew for a whole
+    lease since the last gap. A sleep of all processes and a clock that was set count as gaps.
     """
 
     def __init__(self, longest_pause_s: float) -> None:

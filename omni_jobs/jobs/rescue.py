@@ -1,4 +1,4 @@
-"""A round of the rescuer, in a few transactions: it frees, expires, and lets in."""
+"""A round of the rescuer, in short transactions: it removes lost workers, gives files, frees, expires, and lets in."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,10 @@ _NOW = select(now())
 
 
 def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
-    """Do one round, and return its result; :meth:`omni_jobs.jobs.Jobs.rescue` explains it."""
+    """Do one round, and return its result; :meth:`omni_jobs.jobs.Jobs.rescue` explains it.
+
+    Without a ``presence`` the database counts as never away.
+    """
 
     def run(step: Callable[[Connection], T]) -> T:
         return db.run(lambda tx: (_note(tx, presence), step(tx))[1])  # in each, because a round may be long

@@ -99,7 +99,7 @@ async def submit_bulk(
     answers come to 64 MiB (a setting), where the server has no room for the next line or for the
     answers of all bulks (`server_busy`), where the database or the object store stays away, and where the
     lines pause for too long (`too_slow`). Then the last answer has an `error`, which names the last line
-    that was submitted.
+    that was answered; if no job was accepted, the whole bulk may be refused with it.
 
     The key and the limits are looked up again while the lines come: once the key is revoked or has expired,
     no further line is submitted.
@@ -153,7 +153,7 @@ class _Bulk:
     async def submit_all(self, stream: AsyncIterator[bytes], body: Body) -> None:
         """Submit the lines of a body and write their answers, until an error ends the bulk early: ``ended_by``.
 
-        Raises that error if there is nothing to answer but it: no line is answered, or all wait for one service.
+        Raises that error if no line is answered, and if a service is away and no line was accepted.
         """
         body.is_streamed = True
         groups_of_body = groups_of_lines(stream, self._services.settings.max_body_bytes, body)

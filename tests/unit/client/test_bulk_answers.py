@@ -43,6 +43,12 @@ def test_answers_without_their_last_are_broken_off() -> None:
         next(answers)
 
 
+@pytest.mark.parametrize("end", range(len(as_bytes(ONE, LAST))))
+def test_answers_that_are_cut_anywhere_are_broken_off(end: int) -> None:
+    with pytest.raises(ServerUnavailable, match="broke off"):
+        list(answers_in([as_bytes(ONE, LAST)[:end]]))
+
+
 Try = list[BulkAnswer | OmniJobsError]
 
 
