@@ -14,11 +14,11 @@ from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
+from omni_jobs.prompts.picture_parts import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.glm_image.glyphs import check_glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, Grids, grids_of
 from workers.models.glm_image.source_grids import MOST_SOURCES, SourceGrids
-from workers.models.pictures.source_parts import source_parts
 
 PROCESSOR = "processor"
 LANGUAGE_MODEL = "vision_language_encoder"
@@ -71,7 +71,7 @@ class GlmImagePromptRenderer:
         if not text.strip():
             raise InvalidRequest("says nothing of the picture", field="messages.0.content")
         check_glyph_texts(text)
-        for number, (field, _) in enumerate(source_parts(request["messages"])):
+        for number, (field, _) in enumerate(picture_parts(request["messages"])):
             if number == MOST_SOURCES:
                 raise InvalidRequest(f"at most {MOST_SOURCES} pictures are edited at once", field=field)
 
@@ -82,7 +82,7 @@ class GlmImagePromptRenderer:
         """Return the ids of the message, with one placeholder for each source picture."""
         ids = self._tokenizer.encode(_messages(request))
         pictures = [token for token in ids if token < self._image_tokens or token == self._placeholder]
-        if pictures != self._picture * len(list(source_parts(request["messages"]))):
+        if pictures != self._picture * len(list(picture_parts(request["messages"]))):
             # The template writes other pictures than the message has, or its text does.
             raise InvalidRequest("the text contains a token of pictures", field="messages.0.content")
         return ids
@@ -113,7 +113,7 @@ class GlmImagePromptRenderer:
         Raises InvalidRequest for a source picture whose sides the model does not take.
         """
         in_pictures = 0
-        for field, number in source_parts(request["messages"]):
+        for field, number in picture_parts(request["messages"]):
             info = media[number]
             if isinstance(info, ImageInfo):
                 in_pictures += self._source_grids.of(info.height, info.width, field).tokens

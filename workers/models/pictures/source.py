@@ -5,29 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from omni_jobs.errors import ConfigError, OmniJobsError
-from workers.models.pictures.source_parts import source_parts
+from omni_jobs.prompts.picture_parts import picture_parts
 
 if TYPE_CHECKING:
+    import torch
     from PIL import Image
 
     from workers.stages.types import StageInput
 
 
-def decoded_sources(stage_input: StageInput[Any]) -> list[Image.Image]:
+def decoded_sources(stage_input: StageInput[Any], *, keeps_opacity: bool = False) -> list[Image.Image]:
     """Return the pictures of a job's messages in their order, decoded behind the wall: RGB, upright.
+
+    ``keeps_opacity``: one with transparent parts is RGBA, and not laid on white.
 
     Raises ConfigError for a stage without a wall, InvalidRequest or RequestTooLarge naming the picture that does not
     decode, and DecodersUnavailable.
     """
     pictures = []
-    for field, number in source_parts(stage_input.request["messages"]):
+    for field, number in picture_parts(stage_input.request["messages"]):
         if stage_input.wall is None:
             raise ConfigError("a stage without a media wall takes no pictures", field=field)
         try:
-            pictures.append(stage_input.wall.decode_image(stage_input.media[number]))
+            pictures.append(stage_input.wall.decode_image(stage_input.media[number], keeps_opacity=keeps_opacity))
         except OmniJobsError as error:
             error.field = field
             raise
@@ -43,6 +45,8 @@ def scaled(picture: Image.Image, height: int, width: int) -> Image.Image:
 
 def bytes_of(picture: Image.Image) -> torch.Tensor:
     """Return an RGB picture's pixels, uint8 [H, W, 3]."""
+    import torch  # here alone, because stages without torch decode pictures, too
+
     return torch.from_numpy(np.array(picture))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.picture_parts import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from workers.models.pictures.source_parts import source_parts
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS
 from workers.models.qwen_image.text_encoder_files import TOKENIZER, TextEncoderFiles
@@ -53,7 +53,7 @@ class QwenImageEditPromptRenderer:
                 raise InvalidRequest(
                     "this model follows one instruction: a single message of the user", field=f"messages.{number}"
                 )
-        pictures, most = len(list(source_parts(messages))), self._variant.pictures
+        pictures, most = len(list(picture_parts(messages))), self._variant.pictures
         if not 1 <= pictures <= most:
             due = "one picture" if most == 1 else f"1 to {most} pictures"
             raise InvalidRequest(
@@ -94,7 +94,7 @@ class QwenImageEditPromptRenderer:
         long for the text encoder once its sides are multiples of 32.
         """
         sizes = [Size(info.height, info.width) for info in media if isinstance(info, ImageInfo)]
-        for size, (field, _) in zip(sizes, source_parts(request["messages"]), strict=True):
+        for size, (field, _) in zip(sizes, picture_parts(request["messages"]), strict=True):
             self._vision.check(size.height, size.width, field)
             if max(self.seen_as(size)) > MOST_RATIO * min(self.seen_as(size)):
                 raise InvalidRequest(

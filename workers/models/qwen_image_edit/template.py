@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from workers.models.pictures.source_parts import source_parts
+from omni_jobs.prompts.picture_parts import picture_parts
 
 PREFIX: Final = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
@@ -29,7 +29,7 @@ class QwenImageEditTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return pictures and instruction between PREFIX and SUFFIX, wherever the pictures stand in the message."""
-        count = len(list(source_parts(messages)))
+        count = len(list(picture_parts(messages)))
         pictures = "".join(f"{self._label.format(number)}{PICTURE}" for number in range(1, count + 1))
         return f"{PREFIX}{pictures}{instruction(messages)}{SUFFIX}"
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.pictures.source import decoded_sources
 from workers.models.upscale.opacity import visible_colours
 from workers.models.upscale.parameters import UpscaleParameters
-from workers.models.upscale.prompts import pictures_of
 from workers.models.upscale.upscale_prompt import UpscalePrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -28,17 +28,10 @@ class EnlargeProcessor:
         Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, ConfigError
         without a media wall, and ModelError for a job without exactly one picture.
         """
-        pictures = list(pictures_of(stage_input.request))
+        pictures = decoded_sources(stage_input, keeps_opacity=True)
         if len(pictures) != 1:
             raise ModelError(f"there are {len(pictures)} pictures to enlarge, not one", field="messages")
-        [(field, number)] = pictures
-        if stage_input.wall is None:
-            raise ConfigError("a stage without a media wall takes no media", field=field)
-        try:
-            picture = stage_input.wall.decode_image(stage_input.media[number], keeps_opacity=True)
-        except OmniJobsError as error:
-            error.field = field
-            raise
+        [picture] = pictures
         if picture.mode == "RGB":
             return UpscalePrompt(np.asarray(picture), stage_input.parameters)
         return UpscalePrompt(visible_colours(picture), stage_input.parameters, np.asarray(picture.getchannel("A")))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import ImageInfo
+from omni_jobs.prompts.picture_parts import picture_parts
 from workers.models.upscale.networks import MOST_PIXELS, SCALE
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class UpscalePromptRenderer:
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for a request that has no picture, or several."""
-        fields = [field for field, _ in pictures_of(request)]
+        fields = [field for field, _ in picture_parts(request["messages"])]
         if not fields:
             raise InvalidRequest("no picture: a message needs a part of the type image_url", field="messages")
         if len(fields) > 1:
@@ -53,7 +54,7 @@ class UpscalePromptRenderer:
         Raises RequestTooLarge for more than ``MOST_PIXELS``, and InvalidRequest for a side that the job's image format
         cannot have once it is enlarged.
         """
-        for field, number in pictures_of(request):
+        for field, number in picture_parts(request["messages"]):
             info = media[number]
             if isinstance(info, ImageInfo):
                 _check_size(info, field, (request.get("image") or {}).get("format"))
@@ -61,15 +62,6 @@ class UpscalePromptRenderer:
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         return self.max_model_len
-
-
-def pictures_of(request: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the field and the number among the media of each picture of a request, in the order of the messages."""
-    for position, message in enumerate(request["messages"]):
-        content = message["content"]
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] == "image":
-                yield f"messages.{position}.content.{place}.image_url.url", part["media"]
 
 
 def _check_size(info: ImageInfo, field: str, format: str | None) -> None:

@@ -1,10 +1,10 @@
-"""The parts of a request's messages that are pictures."""
+"""``picture_parts``: the parts of a request's messages that are pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
-def source_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+def picture_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
     """Yield (field in the request, number among the media) of each picture of an admitted request's messages."""
     for position, message in enumerate(messages):
         content = message["content"]
