@@ -163,19 +163,6 @@ def test_the_stages_retries_are_the_defaults() -> None:
     assert changed.queue_limit_s == 3600
 
 
-@pytest.mark.parametrize(
-    "text", [API, OPERATIONS, PERFORMANCE, SCALING], ids=["api", "operations", "performance", "scaling"]
-)
-def test_links_lead_somewhere(text: str) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        file, _, anchor = target.partition("#")
-        if "://" in file:
-            continue
-        content = (ROOT / "docs" / file).read_text(encoding="utf-8") if file else text
-        titles = re.findall(r"^#+ (.*)", content, re.MULTILINE)
-        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
-
-
 def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
     shown = set(re.findall(r"python -m benchmarks\.(\w+)", PERFORMANCE + SCALING))
     tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/models.md shows the packages of examples/ as they stand there, and all fields that there are."""
+"""docs/models.md and docs/models/ show the packages of examples/ as they stand there, and all fields that there are."""
 
 import ast
 import re
@@ -27,13 +27,10 @@ from workers.runners.runner import Runner, TellingRunner
 from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 
 ROOT = Path(__file__).parents[2]
-MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-WALKS = {
-    "A causal language model with prompts of its own": "questions",
-    "Two stages with a flow of their own": "tinted",
-    "A diffusion model of one's own": "pastel",
-    "A runner of one's own": "plotter",
-}
+CHOICE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "models").glob("*.md"))}
+MODELS = "\n".join((CHOICE, *PAGES.values()))
+WALKS = {"language-model": "questions", "stages": "tinted", "diffusion": "pastel", "runner": "plotter"}
 FILES = {"toml": "pyproject.toml", "yaml": "*.yaml", "python": "*/*.py"}
 DECLARATIONS = [
     Family, ComponentDeclaration, ProcessorDeclaration, RunnerDeclaration, Flow, TensorField, ValueField, Output,
@@ -41,25 +38,27 @@ DECLARATIONS = [
 ]  # fmt: skip
 
 
-def section(heading: str) -> str:
-    found: str = re.split(r"^## ", MODELS.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return found
-
-
 def blocks(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-SHOWN = [(walk, *block) for walk in WALKS for block in blocks(section(walk))]
+SHOWN = [(walk, *block) for walk, page in PAGES.items() for block in blocks(page)]
+
+
+def test_each_example_has_a_page() -> None:
+    assert PAGES.keys() == WALKS.keys()
+    assert {*WALKS.values()} == {path.name for path in (ROOT / "examples").iterdir() if path.is_dir()}
+    assert {*re.findall(r"\]\(models/([\w-]+)\.md", CHOICE)} == PAGES.keys()
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_each_walk_has_blocks_of_every_kind(walk: str) -> None:
-    assert {language for language, _ in blocks(section(walk))} >= set(FILES)
+def test_each_page_begins_with_its_example_and_shows_blocks_of_every_kind(walk: str) -> None:
+    assert f"](../../examples/{WALKS[walk]}/README.md)" in PAGES[walk].split("\n\n")[1]
+    assert {language for language, _ in blocks(PAGES[walk])} >= set(FILES)
 
 
-def test_no_code_stands_outside_of_the_walks() -> None:
-    assert len(blocks(MODELS)) == sum(len(blocks(section(walk))) for walk in WALKS)
+def test_no_code_stands_outside_of_the_pages() -> None:
+    assert blocks(CHOICE) == []
 
 
 @pytest.mark.parametrize(("walk", "language", "block"), SHOWN)
@@ -82,7 +81,7 @@ def imported(code: str) -> set[str]:
 @pytest.mark.parametrize("walk", WALKS)
 def test_what_shown_code_needs_is_imported_before_it(walk: str) -> None:
     known: set[str] = set()
-    for language, block in blocks(section(walk)):
+    for language, block in blocks(PAGES[walk]):
         if language == "python":
             if re.match(r"(import|from) ", block):
                 known |= imported(block)
@@ -94,13 +93,13 @@ def test_what_shown_code_needs_is_imported_before_it(walk: str) -> None:
 
 
 def test_the_members_of_a_runner_are_all_there() -> None:
-    table = section("A runner of one's own").partition("| Member of `Runner` |")[2].partition("\n\n")[0]
+    table = PAGES["runner"].partition("| Member of `Runner` |")[2].partition("\n\n")[0]
     members = [name for name in vars(Runner) if name == "__init__" or not name.startswith("_")]
     assert re.findall(r"^\| `(\w+)", table, re.MULTILINE) == members
 
 
 def test_the_members_of_the_base_of_runners_are_all_there() -> None:
-    table = section("A runner of one's own").partition("| Member of `InProcessRunner` |")[2].partition("\n\n")[0]
+    table = PAGES["runner"].partition("| Member of `InProcessRunner` |")[2].partition("\n\n")[0]
     members = {name for name in vars(InProcessRunner) if not name.startswith("_")} - set(vars(TellingRunner))
     members -= set(vars(Runner))
     assert set(re.findall(r"^\| `(\w+)\(", table, re.MULTILINE)) == members
@@ -109,12 +108,12 @@ def test_the_members_of_the_base_of_runners_are_all_there() -> None:
 @pytest.mark.parametrize("walk", WALKS)
 def test_all_entry_points_of_an_example_are_shown(walk: str) -> None:
     text = (ROOT / "examples" / WALKS[walk] / "pyproject.toml").read_text(encoding="utf-8")
-    [shown] = [block for language, block in blocks(section(walk)) if language == "toml"]
+    [shown] = [block for language, block in blocks(PAGES[walk]) if language == "toml"]
     assert text.endswith(shown)
 
 
 def test_the_groups_are_all_there() -> None:
-    groups = re.findall(r"^\| `(omni_jobs\.\w+)` \| .* \| an? `(\w+)`:", section("What a package names"), re.MULTILINE)
+    groups = re.findall(r"^\| `(omni_jobs\.\w+)` \| .* \| an? `(\w+)`:", CHOICE, re.MULTILINE)
     assert groups == [
         (FAMILIES, "Family"), (RUNNERS, "RunnerDeclaration"), (FLOWS, "Flow"), (OUTPUTS, "Output")
     ]  # fmt: skip
@@ -141,14 +140,6 @@ def defaults(declaration: type[Any]) -> dict[str, Any]:
     return {field.name: None if field.name in made else field.default for field in fields(declaration)}
 
 
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", MODELS)
-    assert targets
-    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
-    headings = [re.sub(r"[^\w -]", "", line).lower() for line in re.findall(r"^#+ (.*)", MODELS, re.MULTILINE)]
-    assert {*re.findall(r"\]\(#([^)]+)\)", MODELS)} <= {heading.replace(" ", "-") for heading in headings}
-
-
 def test_every_flow_of_ours_is_shown_with_all_its_fields_and_outputs() -> None:
     for ours in _OURS:
         [row] = re.findall(rf"^\| `{ours.name}` \|(.*)\|$", section_of_flows(), re.MULTILINE)
@@ -159,4 +150,4 @@ def test_every_flow_of_ours_is_shown_with_all_its_fields_and_outputs() -> None:
 
 
 def section_of_flows() -> str:
-    return section("Two stages with a flow of their own").partition("| Flow | Tensors |")[2].partition("\n\n")[0]
+    return PAGES["stages"].partition("| Flow | Tensors |")[2].partition("\n\n")[0]

@@ -83,11 +83,6 @@ def test_the_python_is_python() -> None:
         compile(block, "README.md", "exec")
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_linked_files_are_there(path: str) -> None:
-    assert (ROOT / path).is_file()
-
-
 def test_scripts_are_there() -> None:
     found = set(re.findall(r"scripts/[a-z]+(?![a-z.])", BOTH))
     assert found >= {"scripts/demo", "scripts/test", "scripts/setup"}

@@ -1,0 +1,66 @@
+"""Every link of every page leads to a file and a heading that are there, and every page is linked from another."""
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+CODE = ("omni_jobs", "workers", "benchmarks", "demo", "scripts", "migrations", "stage_configs", "tests", "examples")
+FILES = [path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".sh", ""}]
+SINGLE = [ROOT / name for name in ("docker-compose.yml", ".env.example", "Dockerfile", "pyproject.toml")]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def prose(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The file and the anchor of each link to this repository."""
+    found = [target.partition("#") for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in target]
+    return [((page.parent / file).resolve() if file else page, anchor) for file, _, anchor in found]
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = [re.sub(r"[^\w -]", "", title) for title in re.findall(r"^#+ (.*)", prose(page), re.MULTILINE)]
+    seen: Counter[str] = Counter()
+    found = set()
+    for slug in (title.lower().replace(" ", "-") for title in titles):
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [name_of(file) for file, _ in links(page) if not file.exists()] == []
+    lost = [f"{name_of(file)}#{anchor}" for file, anchor in links(page) if anchor and anchor not in anchors(file)]
+    assert lost == []
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {file for page in PAGES for file, _ in links(page) if file != page}
+    assert [name_of(page) for page in PAGES if page.parent != ROOT and page not in linked] == []
+
+
+def test_pages_that_code_names_are_there() -> None:
+    named = {
+        (name_of(path), page)
+        for path in (*FILES, *SINGLE)
+        if path.is_file() and "__pycache__" not in path.parts
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert named
+    assert sorted((path, page) for path, page in named if not (ROOT / page).is_file()) == []
