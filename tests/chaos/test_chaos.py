@@ -15,6 +15,7 @@ UNUSABLE = 3
 NOTHING_BECAUSE = {"scale": "the holder", "other_file": "the worker did not"}  # how the reasons of each kind begin
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None:
@@ -30,6 +31,7 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
     assert sum(found["faults"].values()) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_fault_is_counted_where_it_came_about(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
@@ -52,6 +54,7 @@ def test_help_teaches() -> None:
     assert "exit codes" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_pictures_of_killed_workers_are_those_of_undisturbed_ones(tmp_path: Path) -> None:
     report = tmp_path / "report.json"

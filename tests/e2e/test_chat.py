@@ -189,6 +189,7 @@ def test_what_it_cannot_take_is_refused(
     assert caught.value.field == field
 
 
+@pytest.mark.long
 def test_the_demo_of_text(tiny_causal_lm: Path, tmp_path: Path) -> None:
     """As a user runs it, with a checkpoint of their own."""
     command = [ROOT / "scripts" / "demo", "--text", "--model", tiny_causal_lm, "--prompt", "Hi 你好", "--out", tmp_path]

@@ -35,6 +35,7 @@ def result_of(directory: Path, stages: list[str]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demo_hears_a_question_and_speaks_the_answer(tmp_path: Path) -> None:
     said = demo("--out", tmp_path)
@@ -47,6 +48,7 @@ def test_the_demo_hears_a_question_and_speaks_the_answer(tmp_path: Path) -> None
     assert "the same text, and the same sound to the last bit" in said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demo_of_three_stages_ends_with_text_and_sound(tmp_path: Path) -> None:
     said = demo("--omni", "--out", tmp_path)
@@ -55,6 +57,7 @@ def test_the_demo_of_three_stages_ends_with_text_and_sound(tmp_path: Path) -> No
     assert all(stage in said for stage in ("thinker", "talker", "code2wav"))
 
 
+@pytest.mark.long
 def test_the_demo_of_a_picture_shows_it_before_and_after(tmp_path: Path) -> None:
     said = demo("--picture", "--out", tmp_path)
     before, after, both = (

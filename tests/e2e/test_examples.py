@@ -70,6 +70,7 @@ def served(script: str, directory: Path, environment: Mapping[str, str]) -> Iter
             process.communicate(timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_commands_of_its_readme_do_what_it_says(name: str, clone: Path, environment: Mapping[str, str]) -> None:
     install, serve, submit = blocks(name)
