@@ -1,4 +1,7 @@
-"""Runs the migrations on the connection that :meth:`omni_jobs.database.database.Database.migrate` hands over."""
+"""Runs the migrations on the connection that :meth:`omni_jobs.database.database.Database.migrate` hands over.
+
+A revision that has been released is never changed: the next one changes the tables. There is no way back but a backup.
+"""
 
 from alembic import context
 

@@ -13,18 +13,16 @@ from omni_jobs.settings import packaged_directory
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Bring the schema forward to a revision (default: this build's) in the connection's transaction.
 
-    Raises ConfigError for a schema that this build does not know: a newer build has made it.
+    Raises ConfigError for a schema that this build does not know.
     """
     try:
         command.upgrade(_config(connection), revision)
     except CommandError as error:
-        message = f"this version of omni-jobs cannot migrate the database, which a newer one has migrated: {error}"
+        message = (
+            "this version of omni-jobs cannot migrate the database: a newer one has, or one from before the first "
+            f"release. Run that version, or this one with an empty database ({error})"
+        )
         raise ConfigError(message, field="database_url") from error
-
-
-def downgrade(connection: Connection, revision: str) -> None:
-    """Bring the schema back to an older revision, or to ``base`` (no tables), in the connection's transaction."""
-    command.downgrade(_config(connection), revision)
 
 
 def newest_revision() -> str | None:
