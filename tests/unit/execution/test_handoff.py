@@ -1,6 +1,8 @@
 """The hand-off of a stage that makes an artifact: what it stores, on threads, and what it leaves when that fails."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,44 @@ class NoArtifacts(LocalObjectStore):
     def put(self, key: str, buffers: Sequence[Any], *, media_type: str = "application/octet-stream") -> ObjectRef:
         if media_type == "audio/wav":
             raise StorageUnavailable("away", key=key)
+        return super().put(key, buffers, media_type=media_type)
+
+
+class Gate:
+    """Holds each thread that passes until it is opened; ``entered`` counts them."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    async def until_entered(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert await asyncio.to_thread(self.entered.acquire, timeout=20)
+
+    def hold(self) -> None:
+        self.entered.release()
+        assert self._open.wait(20)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+class SlowStore(LocalObjectStore):
+    """A store that reads what it is given once the gate opens."""
+
+    def __init__(self, directory: Path, gate: Gate) -> None:
+        super().__init__(directory, sync=False)
+        self._gate = gate
+
+    def put(self, key: str, buffers: Sequence[Any], *, media_type: str = "application/octet-stream") -> ObjectRef:
+        self._gate.hold()
         return super().put(key, buffers, media_type=media_type)
 
 
@@ -121,3 +161,69 @@ async def test_an_output_that_cannot_be_stored_leaves_nothing(
         await off.store(CLAIM, stage_input, output(room, loudest=loudest))
     assert list(store.list()) == []
     assert room.freed == 1
+
+
+async def freed(room: Room) -> None:
+    async with asyncio.timeout(20):
+        while not room.freed:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_cancelled_store_frees_the_budget_once_its_thread_reads_the_output_no_more(
+    tmp_path: Path, gate: Gate
+) -> None:
+    room, off = Room(), hand_off(SlowStore(tmp_path, gate), inline_bytes=0)
+    storing = asyncio.create_task(off.store(CLAIM, await off.load(CLAIM), output(room)))
+    await gate.until_entered()
+    storing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await storing
+    assert room.freed == 0, "the thread reads the tensors"
+    gate.open()
+    await freed(room)
+    assert room.freed == 1
+
+
+async def test_a_cancelled_store_frees_the_budget_once_its_output_is_encoded_no_more(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, off = Room(), hand_off(LocalObjectStore(tmp_path, sync=False), inline_bytes=0)
+    slow(monkeypatch, gate)
+    storing = asyncio.create_task(off.store(CLAIM, await off.load(CLAIM), output(room)))
+    await gate.until_entered()
+    storing.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert room.freed == 0, "the thread reads the tensors"
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await storing
+    assert room.freed == 1
+
+
+async def test_loads_go_on_while_many_outputs_are_encoded(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalObjectStore(tmp_path, sync=False)
+    off = hand_off(store, inline_bytes=0)
+    stage_input = await off.load(CLAIM)
+    stored = store.put("jobs/job-1/media/0", [b"not a picture"])
+    slow(monkeypatch, gate)
+    storing = [asyncio.create_task(off.store(CLAIM, stage_input, output(Room()))) for _ in range(64)]
+    await gate.until_entered(4)
+    with_medium = CLAIM._replace(media=[{**stored.model_dump(), "media_type": "image/png"}])
+    async with asyncio.timeout(20):
+        assert [bytes(medium) for medium in (await off.load(with_medium)).media] == [b"not a picture"]
+    gate.open()
+    await asyncio.gather(*storing)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    """Let stages encode their outputs once the gate opens."""
+    finish = Stage.finish
+
+    def late(*arguments: Any) -> Any:
+        gate.hold()
+        return finish(*arguments)
+
+    monkeypatch.setattr(Stage, "finish", late)
