@@ -16,16 +16,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken
+from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
 from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport
 from omni_jobs.settings import Settings
-from workers.execution.ledger_batch import Ask, LedgerBatch, Wanted
-from workers.execution.ledger_writer import LedgerWriter
+from workers.execution.run_times import RunTimes
 from workers.execution.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
@@ -37,11 +37,59 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0  # well below the lease, which rescuers wait for after an outage
 
 
+class _Ask(NamedTuple, Generic[T, A]):
+    """A call of the executor, and the future of its answer."""
+
+    argument: T
+    answer: asyncio.Future[A]
+
+
+class _Wanted(NamedTuple):
+    """The arguments of a claim."""
+
+    at_most: int
+    of_high: int
+    is_idle: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """The reports and claims that the thread writes together, in this order: claims last, because ends free slots."""
+
+    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
+    snapshots: list[_Ask[NewSnapshot, bool]] = field(default_factory=list)
+    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
+    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
+    claims: list[_Ask[_Wanted, Claims]] = field(default_factory=list)
+    progress: dict[int, ProgressReport] = field(default_factory=dict)
+    last: bool = False  # the worker retires after it
+
+    @property
+    def asks(self) -> Sequence[list[_Ask[Any, Any]]]:
+        """All asks: completions, snapshots, failures, releases, claims."""
+        return self.completions, self.snapshots, self.failures, self.releases, self.claims
+
+    @property
+    def size(self) -> int:
+        """The number of asks."""
+        return sum(map(len, self.asks))
+
+    def add(self, later: _Batch) -> None:
+        """Take over what a later batch holds."""
+        for asks, more in zip(self.asks, later.asks, strict=True):
+            asks.extend(more)
+        self.progress |= later.progress
+        self.last |= later.last
+
+
 class Ledger:
     """Claims, reports and renews for one worker: the executor's only way to the database.
 
     Call the coroutines on one event loop, and ``take_slot``, ``serve`` and ``close`` in a thread, because they block.
     A coroutine waits while the database is away. It raises Fenced once this worker is fenced or has retired.
+
+    The executor's calls gather on the loop. A batch goes to the thread through its queue, and the answers come back
+    with ``_on_loop``: the loop reads nothing of the thread's but ``is_paused`` and ``_fenced``.
     """
 
     def __init__(
@@ -72,16 +120,18 @@ class Ledger:
         self._on_pause = on_pause
         self._on_fenced = on_fenced
         self._slot = WorkerSlot(jobs, worker, settings, keep_trying)
-        self._thread: BatchThread[LedgerBatch] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
+        self._thread: BatchThread[_Batch] = BatchThread("ledger", self._handle, next_timer=self._next_timer)
         self._fenced: Fenced | None = None  # set by the thread, once
         # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked = LedgerBatch()  # and not handed over yet
+        self._asked = _Batch()  # and not handed over yet
         self._progress: dict[int, ProgressReport] = {}
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
-        self._batch = LedgerBatch()  # not written yet
-        self._writer = LedgerWriter(jobs, worker.worker_id, relay, on_answers=partial(self._on_loop, _settle))
+        self._batch = _Batch()  # not written yet
+        self._held: dict[int, float] = {}  # when each stage run was claimed that is not reported yet
+        self._run_times = RunTimes()
+        self._claims_again = False  # the last claim may have been granted, and its answer lost
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
         self._pause_s = 0.0
@@ -120,10 +170,10 @@ class Ledger:
         """
         self._slot.stop()
         self._close_by = time.monotonic() + timeout_s
-        self._thread.put(LedgerBatch(last=True))
+        self._thread.put(_Batch(last=True))
         self._thread.close(timeout_s + 1.0)
 
-    # The executor's calls.
+    # The executor's calls, on the event loop.
 
     async def claim(self, at_most: int, *, of_high: int = 0, is_idle: bool) -> Claims:
         """Claim up to ``at_most`` stage runs and up to ``of_high`` further ones of high jobs, and return the claims.
@@ -131,7 +181,7 @@ class Ledger:
         :meth:`omni_jobs.jobs.Jobs.claim` explains it. Ask for no other before this is answered. Raises Fenced, and
         StageError when the database refuses.
         """
-        return await self._ask(self._asked.claims, Wanted(at_most, of_high, is_idle))
+        return await self._ask(self._asked.claims, _Wanted(at_most, of_high, is_idle))
 
     async def complete(self, completion: Completion) -> Outcome:
         """Record that an attempt has succeeded, ring for its successors, and return the outcome, perhaps not ``won``.
@@ -167,12 +217,12 @@ class Ledger:
         if self._loop is None or self._fenced is not None:
             return ()
         future = self._loop.create_future
-        batch = LedgerBatch(
-            failures=[Ask(failure, future()) for failure in failures],
-            releases=[Ask(attempt, future()) for attempt in releases],
+        batch = _Batch(
+            failures=[_Ask(failure, future()) for failure in failures],
+            releases=[_Ask(attempt, future()) for attempt in releases],
         )
         self._thread.put(batch)
-        return [ask.future for asks in batch.asks for ask in asks]
+        return [ask.answer for asks in batch.asks for ask in asks]
 
     async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
         """Record an attempt's stored snapshot, and return whether it is; False: the attempt is over.
@@ -192,44 +242,44 @@ class Ledger:
         """Drop the unwritten progress of a stage run that has ended, unless the thread has it already."""
         self._progress.pop(stage_run_id, None)
 
-    async def _ask(self, asks: list[Ask[T, A]], argument: T) -> A:
+    async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
             raise self._fenced
         loop = asyncio.get_running_loop()
-        ask: Ask[T, A] = Ask(argument, loop.create_future())
+        ask: _Ask[T, A] = _Ask(argument, loop.create_future())
         asks.append(ask)
         if self._asked.size == 1:
             loop.call_soon(self._hand_over, 0)
-        return await ask.future
+        return await ask.answer
 
     def _hand_over(self, before: int) -> None:
-        """Give the thread the asks that gathered, once a whole round of the loop has asked no more than ``before``.
+        """Hand the asks to the thread when a turn of the event loop has added none to the ``before`` that were there.
 
-        A transaction costs nearly the same for many. An answer to many is followed by the asks of many.
+        Waiting that turn lets many asks share a transaction: those who are answered together ask together.
         """
         asked = self._asked.size
         if asked > before:
             asyncio.get_running_loop().call_soon(self._hand_over, asked)
             return
-        batch, self._asked = self._asked, LedgerBatch()
+        batch, self._asked = self._asked, _Batch()
         self._thread.put(batch)
 
     def _hand_over_progress(self) -> None:
         if self._progress:
-            self._thread.put(LedgerBatch(progress=self._progress))
+            self._thread.put(_Batch(progress=self._progress))
             self._progress = {}
             self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
 
-    # The thread: its batches.
+    # The thread: when it acts.
 
     def _next_timer(self) -> float | None:
         if self._fenced is not None:
             return None
         if self._retry_at:
             return self._retry_at
-        return min(self._renew_at, self._check_at) if self._writer.holds_any else self._renew_at
+        return min(self._renew_at, self._check_at) if self._held else self._renew_at
 
-    def _handle(self, batches: list[LedgerBatch]) -> None:
+    def _handle(self, batches: list[_Batch]) -> None:
         for batch in batches:
             self._batch.add(batch)
         if self._fenced is not None:
@@ -245,8 +295,8 @@ class Ledger:
             if (began := time.monotonic()) >= self._renew_at:
                 self._renew()
                 self._renew_at = began + self._settings.heartbeat_s
-            self._writer.write(self._batch)
-            if self._writer.holds_any and time.monotonic() >= self._check_at:
+            self._write(self._batch)
+            if self._held and time.monotonic() >= self._check_at:
                 self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
@@ -263,7 +313,7 @@ class Ledger:
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
     def _renew(self) -> None:
-        renewal = self._slot.renew(self._writer.mean_run_s)
+        renewal = self._slot.renew(self._run_times.mean())
         if renewal is None:
             return
         self._stop_runs(renewal.unwanted)
@@ -304,8 +354,108 @@ class Ledger:
 
     def _refuse(self, fenced: Fenced) -> None:
         for asks in self._batch.asks:
-            self._writer.answer(asks, [fenced] * len(asks))
+            self._answer(asks, [fenced] * len(asks))
         self._batch.progress.clear()
+
+    # The thread: its transactions.
+
+    def _write(self, batch: _Batch) -> None:
+        """Write a batch and answer it. Parts that are written leave it, so that it can be tried again.
+
+        Raises DatabaseUnavailable, and Fenced when the worker has no lease.
+        """
+        if batch.completions and batch.claims and not (batch.failures or batch.releases):
+            self._write_in_one(batch)
+        self._write_group(batch.completions, self._complete)
+        # Before a failure or release of the same attempt, after which the next one goes on from there.
+        self._write_group(batch.snapshots, self._jobs.record_snapshots)
+        self._write_group(batch.failures, self._fail)
+        self._write_group(batch.releases, self._release)
+        self._write_group(batch.claims, self._claim)
+        if batch.progress:
+            self._jobs.report_progress(list(batch.progress.values()))
+            batch.progress = {}
+
+    def _write_in_one(self, batch: _Batch) -> None:
+        """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""
+        completions = [ask.argument for ask in batch.completions]
+        [claim] = batch.claims
+        try:
+            outcomes, claims = self._grant(partial(self._jobs.complete_and_claim, completions), claim.argument)
+        except DatabaseUnavailable:
+            raise
+        except Fenced:
+            return  # of the claim; the completions may still be recorded
+        except Exception:
+            logger.exception("a batch of %d failed in the database: in parts once more", batch.size)
+            return
+        self._answer(batch.completions, self._note_ends(completions, outcomes))
+        self._answer(batch.claims, [self._note_claims(claims)])
+
+    def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
+        """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
+        if not asks:
+            return
+        try:
+            self._answer(asks, write([ask.argument for ask in asks]))
+        except (DatabaseUnavailable, Fenced):
+            raise
+        except Exception as error:
+            if len(asks) > 1:
+                while asks:
+                    self._write_group(asks[:1], write)
+                    del asks[0]
+                return
+            logger.exception("%s failed in the database", write.__name__)
+            self._answer(asks, [StageError(f"the database refused it: {type(error).__name__}")])
+
+    def _complete(self, completions: list[Completion]) -> Sequence[Outcome]:
+        return self._note_ends(completions, self._jobs.complete(completions))
+
+    def _fail(self, failures: list[Failure]) -> Sequence[Outcome]:
+        return self._note_ends(failures, [self._jobs.fail(failure) for failure in failures])
+
+    def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
+        self._relay.ring(self._jobs.release(attempts, self.worker.worker_id))
+        for stage_run_id, _ in attempts:
+            self._held.pop(stage_run_id, None)
+        return [None] * len(attempts)
+
+    def _claim(self, asked: list[_Wanted]) -> Sequence[Claims]:
+        [wanted] = asked
+        return [self._note_claims(self._grant(self._jobs.claim, wanted))]
+
+    def _grant(self, claim: Callable[..., T], wanted: _Wanted) -> T:
+        """Return what ``Jobs`` answers to this claim, or to one before it whose answer was lost."""
+        again, self._claims_again = self._claims_again, True  # until its answer is here
+        return claim(
+            self.worker.worker_id,
+            wanted.at_most,
+            of_high=wanted.of_high,
+            is_idle=wanted.is_idle,
+            held=self._held.keys(),
+            again=again,
+        )
+
+    def _note_claims(self, claims: Claims) -> Claims:
+        """Note the stage runs as held, and return the claims."""
+        self._claims_again = False
+        self._held.update(dict.fromkeys((claim.stage_run_id for claim in claims.claims), time.monotonic()))
+        return claims
+
+    def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Note the stage runs as held no longer, ring for what follows them, and return the outcomes."""
+        at = time.monotonic()
+        for end in ends:
+            if (claimed_at := self._held.pop(end.stage_run_id, None)) is not None:
+                self._run_times.note(at, at - claimed_at)
+        self._relay.ring({queue for outcome in outcomes for queue in outcome.queues})
+        return outcomes
+
+    def _answer(self, asks: list[_Ask[T, A]], answers: Sequence[A | OmniJobsError]) -> None:
+        """Answer the asks on the event loop, and take them out of their batch."""
+        self._on_loop(_settle, [(ask.answer, answer) for ask, answer in zip(asks, answers, strict=True)])
+        asks.clear()
 
     def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
         if self._loop is not None:
