@@ -11,9 +11,8 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests.admission import admit
 from omni_jobs.settings import Settings
 from workers.models.qwen_image.denoiser import _MAX_BATCH_COST
-from workers.models.qwen_image.parameters import MAX_SIDE, PATCH
+from workers.models.qwen_image.parameters import MAX_SIDE, MULTIPLE, PATCH
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS
-from workers.models.qwen_image_edit.sizes import MULTIPLE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")

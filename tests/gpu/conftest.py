@@ -63,6 +63,6 @@ def qwen2_5_omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def qwen_image_edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from workers.models.qwen_image_edit.tiny_checkpoint import build_tiny_checkpoint
+    from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint
 
     return build_tiny_checkpoint(tmp_path_factory.mktemp("qwen_image_edit") / "checkpoint", seed=0)

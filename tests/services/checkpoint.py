@@ -9,7 +9,7 @@ from tests.oracles.causal_lm import build_causal_lm
 from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_glm_image
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
-from workers.models.qwen_image_edit.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image_edit
+from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image_edit
 
 TinyCheckpoints = Callable[[int], Path]
 

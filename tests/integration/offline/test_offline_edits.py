@@ -15,8 +15,8 @@ from PIL import Image
 from omni_jobs.errors import InvalidInput, ModelError
 from tests.integration.runners.qwen_image_edits import picture
 from tests.oracles.qwen_image_edit import QwenImageEditReference
-from workers.models.qwen_image_edit.processors import EditProcessor
-from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
+from workers.models.qwen_image.processors import EditProcessor
+from workers.models.qwen_image.prompts import QwenImageEditPromptRenderer
 from workers.offline import OmniLLM, OmniOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.types import StageInput

@@ -10,9 +10,8 @@ from PIL import Image
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import prompt, run
 from workers.models.pictures.source import bytes_of, scaled
-from workers.models.qwen_image.size import Size
-from workers.models.qwen_image_edit.sizes import size_of_area
-from workers.models.qwen_image_edit.source_encoder import SourceEncoder
+from workers.models.qwen_image.size import Size, size_of_area
+from workers.models.qwen_image.source_encoder import SourceEncoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 
 

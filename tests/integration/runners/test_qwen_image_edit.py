@@ -17,7 +17,7 @@ from tests.integration.runners.qwen_image_prompts import embeds, prompt, run
 from tests.oracles.qwen_image_edit import QwenImageEditReference
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser, load_editor
 from workers.models.qwen_image.latents import pack
-from workers.models.qwen_image_edit.source_encoder import SourceEncoder, load_source_encoder
+from workers.models.qwen_image.source_encoder import SourceEncoder, load_source_encoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 

@@ -1,8 +1,39 @@
-"""The family ``qwen_image``: a text encoder on vLLM, a diffusion transformer, and a VAE."""
+"""The families ``qwen_image``, which draws, and ``qwen_image_edit``, of the same parts and a VAE that encodes, too."""
+
+from typing import Final
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.flows import FLOATS, Flow, TensorField, ValueField
 
 _HERE = "workers.models.qwen_image"
+_DTYPES = frozenset({"auto", "float32", "bfloat16"})
+
+TEXT_ENCODER: Final = "QwenImageEditTextEncoder"
+"""The name under which vLLM gets the model class of the text encoder that sees pictures."""
+
+SOURCE_TOKENS = Flow(
+    "source_tokens",
+    {"source_tokens": TensorField(FLOATS, (("tokens", 64),), finite=True)},
+    {"source_sizes": ValueField(list), "default_size": ValueField(list)},
+    content="pictures",
+)
+"""The pictures that a job edits, one after the other, as the transformer takes them.
+
+``source_sizes`` has each picture's height and width in pixels, once scaled; ``default_size`` has those of an edit that
+names no size.
+"""
+
+_DECODE = ComponentDeclaration(
+    "diffusion",
+    produces=frozenset({"pixels"}),
+    needs=frozenset({"latents"}),
+    dtypes=_DTYPES,
+    parameters="omni_jobs.pipelines.parameters:StageParameters",
+    implementation=f"{_HERE}.vae:load_decoder",
+)
+_LATENTS2PIXELS = ProcessorDeclaration(
+    "workers.models.pictures.latents2pixels:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
+)
 
 QWEN_IMAGE = Family(
     components={
@@ -13,19 +44,12 @@ QWEN_IMAGE = Family(
             "diffusion",
             produces=frozenset({"latents"}),
             needs=frozenset({"embeds"}),
-            dtypes=frozenset({"auto", "float32", "bfloat16"}),
+            dtypes=_DTYPES,
             parameters=f"{_HERE}.parameters:DrawParameters",
             implementation=f"{_HERE}.denoiser:load_denoiser",
             resumable=True,
         ),
-        "decode": ComponentDeclaration(
-            "diffusion",
-            produces=frozenset({"pixels"}),
-            needs=frozenset({"latents"}),
-            dtypes=frozenset({"auto", "float32", "bfloat16"}),
-            parameters="omni_jobs.pipelines.parameters:StageParameters",
-            implementation=f"{_HERE}.vae:load_decoder",
-        ),
+        "decode": _DECODE,
     },
     prompts=f"{_HERE}.prompts:QwenImagePromptRenderer",
     processors={
@@ -36,13 +60,52 @@ QWEN_IMAGE = Family(
             consumes=frozenset({"embeds"}),
             parameters=f"{_HERE}.parameters:DrawParameters",
         ),
-        "latents2pixels": ProcessorDeclaration(
-            "workers.models.pictures.latents2pixels:Latents2PixelsProcessor",
-            "diffusion",
-            consumes=frozenset({"latents"}),
-        ),
+        "latents2pixels": _LATENTS2PIXELS,
     },
     checkpoint_files=("model_index.json",),
     diffusers_classes=frozenset({"QwenImagePipeline"}),
     tiny_checkpoint=f"{_HERE}.tiny_checkpoint",
+)
+
+QWEN_IMAGE_EDIT = Family(
+    components={
+        "encode": ComponentDeclaration(
+            "pooling", produces=frozenset({"embeds"}), implementation=f"{_HERE}.encoder:EDIT_ENCODER"
+        ),
+        "sources": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"source_tokens"}),
+            dtypes=_DTYPES,
+            parameters=f"{_HERE}.parameters:SourcesParameters",
+            implementation=f"{_HERE}.source_encoder:load_source_encoder",
+        ),
+        "denoise": ComponentDeclaration(
+            "diffusion",
+            produces=frozenset({"latents"}),
+            needs=frozenset({"embeds", "source_tokens"}),
+            dtypes=_DTYPES,
+            parameters=f"{_HERE}.parameters:EditParameters",
+            implementation=f"{_HERE}.denoiser:load_editor",
+            resumable=True,
+        ),
+        "decode": _DECODE,
+    },
+    prompts=f"{_HERE}.prompts:QwenImageEditPromptRenderer",
+    processors={
+        "instruct": ProcessorDeclaration(f"{_HERE}.processors:DescribeProcessor", "pooling"),
+        "scale": ProcessorDeclaration(
+            f"{_HERE}.processors:ScaleProcessor", "diffusion", parameters=f"{_HERE}.parameters:SourcesParameters"
+        ),
+        "edit": ProcessorDeclaration(
+            f"{_HERE}.processors:EditProcessor",
+            "diffusion",
+            consumes=frozenset({"embeds", "source_tokens"}),
+            parameters=f"{_HERE}.parameters:EditParameters",
+        ),
+        "latents2pixels": _LATENTS2PIXELS,
+    },
+    vllm_models={TEXT_ENCODER: f"{_HERE}.text_encoder:{TEXT_ENCODER}"},
+    checkpoint_files=("model_index.json",),
+    diffusers_classes=frozenset({"QwenImageEditPlusPipeline", "QwenImageEditPipeline"}),
+    tiny_checkpoint=f"{_HERE}.tiny_edit_checkpoint",
 )

@@ -17,6 +17,12 @@ MAX_SIDE: Final = 2048
 MOST_SOURCES: Final = 3
 """The most pictures of an edit: so many Qwen-Image-Edit-Plus was trained on."""
 
+MULTIPLE: Final = 32
+"""Pixels: the sides to which pictures of an edit are scaled are multiples of it."""
+
+SOURCE_PIXELS: Final = 1024 * 1024
+"""The area to which a picture is scaled for the transformer, and that of an edit that names no size."""
+
 SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 """What a width or height may be, in pixels."""
 
@@ -71,3 +77,16 @@ class EditParameters(StepParameters):
     def pixels(self) -> int | None:
         """The pixels of the picture; None: up to its sources."""
         return None if self.width is None or self.height is None else self.width * self.height
+
+
+class SourcesParameters(StageParameters):
+    """Parameters of the stage that encodes the pictures to edit."""
+
+    pixels: Annotated[
+        int,
+        Field(
+            ge=MULTIPLE**2,
+            le=SOURCE_PIXELS,
+            description="the area to which each picture is scaled; with fewer a step is quicker and sees less",
+        ),
+    ] = SOURCE_PIXELS

@@ -1,84 +1,161 @@
-"""The prompts of Qwen-Image: one description, in the template with which its text encoder reads it."""
+"""The prompts of Qwen-Image: one description, or pictures and one instruction, as its text encoder reads them."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omni_jobs.errors import ConfigError, InvalidRequest
-from omni_jobs.media import MediaInfo
+from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.checkpoint_files import read_json
+from omni_jobs.prompts.checkpoint_files import positive, read_json
+from omni_jobs.prompts.picture_parts import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from workers.models.qwen_image.template import MAX_TEXT_TOKENS, PREFIX, PREFIX_TOKENS, QwenImageTemplate, description
-from workers.models.qwen_image.text_encoder_files import TOKENIZER, TextEncoderFiles
-
-_LONGEST = PREFIX_TOKENS + MAX_TEXT_TOKENS
-_CLASS = "QwenImagePipeline"
+from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
+from workers.models.qwen_image.size import Size, size_of_area
+from workers.models.qwen_image.template import QwenImageTemplate, text_of_message
+from workers.models.qwen_image.variant import PROCESSOR, variant_of
+from workers.models.qwen_vision import MOST_RATIO, QwenVision
 
 
 class QwenImagePromptRenderer:
-    """The prompt renderer of a Qwen-Image checkpoint in the layout of Diffusers."""
+    """The prompt renderer of a checkpoint of Qwen-Image in the layout of Diffusers, whose prompt is a description."""
 
     longest_audio_s = None  # it takes no audio
+    _edits: ClassVar = False
+    _does: ClassVar = "draws"
+    _text: ClassVar = "description"
 
     def __init__(self, model_dir: Path) -> None:
-        """Read the checkpoint's small files. Raise ConfigError when a file or a field is missing or another model's."""
-        index = model_dir / "model_index.json"
-        found = read_json(index).get("_class_name")
-        if found != _CLASS:
-            message = f"a {found!r:.100} does not draw: pipeline qwen_image takes a {_CLASS}"
-            raise ConfigError(message, file=str(index), field="_class_name")
-        files = TextEncoderFiles.read(model_dir, PREFIX, PREFIX_TOKENS)
-        self.max_model_len, self.hidden_size = files.max_model_len, files.hidden_size
-        self._template = QwenImageTemplate()
-        self._tokenizer = PromptTokenizer(model_dir / TOKENIZER, self._template, files.tokenizer)
+        """Read the checkpoint's small files.
+
+        Raise ConfigError when a file or a field is missing or another model's, or the tokenizer makes another number of
+        tokens of the template's begin.
+        """
+        self.variant = variant_of(model_dir, edits=self._edits)
+        file = model_dir / "text_encoder" / "config.json"
+        config = read_json(file)
+        within: tuple[str, ...] = ("text_config",) if isinstance(config.get("text_config"), dict) else ()
+        self.max_model_len = positive(config, (*within, "max_position_embeddings"), str(file))
+        self.hidden_size = positive(config, (*within, "hidden_size"), str(file))
+        self._longest = self.variant.prefix_tokens + self.variant.most_tokens
+        self._vision = QwenVision.read(model_dir / PROCESSOR) if self._edits else None
+        self._template = QwenImageTemplate(self.variant.prefix, self.variant.label)
+        directory = model_dir / "tokenizer"
+        tokenizer = load_qwen2_tokenizer(directory)
+        self._tokenizer = PromptTokenizer(directory, self._template, tokenizer)
+        tokens = len(self._tokenizer.encode_text(self.variant.prefix))
+        if tokens != self.variant.prefix_tokens:
+            raise ConfigError(
+                f"the template begins with {self.variant.prefix_tokens} tokens, and with {tokens} of this tokenizer",
+                file=str(directory),
+            )
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
         return False  # its checkpoints have a model_index.json, and no config.json
 
     def check(self, request: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest for anything but one description, or a reserved token in it or the negative prompt."""
+        """Raise InvalidRequest for anything but one text, with the pictures that are due, or a reserved token in it.
+
+        Raise it for a reserved token in a negative prompt, too.
+        """
         messages = request["messages"]
         for number, message in enumerate(messages):
             if number or message["role"] != "user":
                 raise InvalidRequest(
-                    "this model draws one description: a single message of the user", field=f"messages.{number}"
+                    f"this model {self._does} one {self._text}: a single message of the user",
+                    field=f"messages.{number}",
                 )
-        if not description(messages).strip():
-            raise InvalidRequest("the description is empty", field="messages.0.content")
+        pictures, most = len(list(picture_parts(messages))), self.variant.pictures
+        if self._edits and not 1 <= pictures <= most:
+            due = "one picture" if most == 1 else f"1 to {most} pictures"
+            raise InvalidRequest(
+                f"this model edits {due}, and the message has {pictures or 'none'}", field="messages.0.content"
+            )
+        if not text_of_message(messages).strip():
+            raise InvalidRequest(f"the {self._text} is empty", field="messages.0.content")
         self._tokenizer.check(messages)
-        for stage, values in request.get("parameters", {}).items():
-            if isinstance(values.get("negative_prompt"), str):
-                self._check_negative(values["negative_prompt"], f"stages.{stage}.negative_prompt")
+        for text, field in _negative_prompts(request):
+            try:
+                self._tokenizer.check(_message(text, pictures))
+            except InvalidRequest as error:
+                raise InvalidRequest(error.message, field=field) from None
 
     def render(self, request: Mapping[str, Any]) -> str:
         return self._template.render(request["messages"])
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
+        """Return the prompt's token ids, one for each picture."""
         return self._tokenizer.encode(request["messages"])
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of the prompt of this description, as ``encode`` does; it may be empty."""
-        return self._tokenizer.encode(_messages(text))
+    def encode_text(self, text: str, pictures: int = 0) -> list[int]:
+        """Return the token ids of the prompt of this text, which may be empty, for so many pictures, as ``encode``."""
+        return self._tokenizer.encode(_message(text, pictures))
+
+    def seen_as(self, size: Size) -> Size:
+        """Return the size to which a picture is scaled for the text encoder."""
+        return size_of_area(self.variant.pixels, size)
+
+    def picture_tokens(self, sizes: Sequence[Size]) -> int:
+        """Return by how many tokens a prompt with pictures of these sizes grows: by all but one of each picture."""
+        return 0 if self._vision is None else sum(self._vision.tokens(*self.seen_as(size)) - 1 for size in sizes)
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        return self._tokenizer.count(request["messages"], _LONGEST)
+        """Count as the protocol says.
+
+        Raise InvalidRequest for a negative prompt that is too long, and for a picture that is too long for the text
+        encoder once its sides are multiples of 32.
+        """
+        sizes = [Size(info.height, info.width) for info in media if isinstance(info, ImageInfo)]
+        for size, (field, _) in zip(sizes, picture_parts(request["messages"]), strict=True):
+            self._check_size(size, field)
+        grown = self.picture_tokens(sizes)
+        for text, field in _negative_prompts(request):
+            try:
+                tokens = self._tokenizer.count(_message(text, len(sizes)), self._longest) + grown
+            except InvalidRequest as error:
+                raise InvalidRequest(error.message, field=field) from None
+            if tokens > self._longest:
+                beside = "pictures and template" if sizes else "its template"
+                raise InvalidRequest(
+                    f"it has {tokens} tokens with {beside}; the model takes {self._longest}", field=field
+                )
+        return self._tokenizer.count(request["messages"], self._longest) + grown
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         lengths = [stage.engine.get("max_model_len") or self.max_model_len for stage in stages]
-        return min(*lengths, self.max_model_len, _LONGEST)
+        return min(*lengths, self.max_model_len, self._longest)
 
-    def _check_negative(self, text: str, field: str) -> None:
-        messages = _messages(text)
-        try:
-            self._tokenizer.check(messages)
-            tokens = self._tokenizer.count(messages, _LONGEST)
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, field=field) from None
-        if tokens > _LONGEST:
-            raise InvalidRequest(f"it has {tokens} tokens with its template; the model takes {_LONGEST}", field=field)
+    def _check_size(self, size: Size, field: str) -> None:
+        if self._vision is None:
+            raise InvalidRequest("this model draws, and edits no pictures", field=field)
+        self._vision.check(size.height, size.width, field)
+        if max(self.seen_as(size)) > MOST_RATIO * min(self.seen_as(size)):
+            raise InvalidRequest(
+                f"the image has {size.width}×{size.height} pixels; this model takes no picture so long", field=field
+            )
 
 
-def _messages(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
+class QwenImageEditPromptRenderer(QwenImagePromptRenderer):
+    """That of a checkpoint of Qwen-Image-Edit, whose prompt is pictures and an instruction."""
+
+    _edits = True
+    _does = "follows"
+    _text = "instruction"
+
+
+def _negative_prompts(request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (text, field) of each negative prompt that the request gives."""
+    given = request.get("parameters", {}).items()
+    return [
+        (values["negative_prompt"], f"stages.{stage}.negative_prompt")
+        for stage, values in given
+        if isinstance(values.get("negative_prompt"), str)
+    ]
+
+
+def _message(text: str, pictures: int) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image", "media": number} for number in range(pictures)]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from workers.models.qwen_image.template import PREFIX, SUFFIX
+from workers.models.qwen_image.template import DRAW_PREFIX, SUFFIX
 from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, randomise, write_json
 
 # Some of the real tokenizer's, in its order.
@@ -48,7 +48,7 @@ _SCHEDULER = {
 
 
 def _write(directory: Path, seed: int) -> None:
-    write_parts(directory, seed, PREFIX + SUFFIX)
+    write_parts(directory, seed, DRAW_PREFIX + SUFFIX)
     write_json(directory / "model_index.json", {"_class_name": "QwenImagePipeline", **INDEX})
 
 

@@ -19,12 +19,13 @@ from omni_jobs.prompts import Renderers, families_of, load_renderer
 from omni_jobs.requests.admission import AdmittedRequest, admit
 from omni_jobs.settings import Settings
 from tests.integration.runners.qwen_image_edits import picture
-from workers.models.qwen_image.size import Size
-from workers.models.qwen_image_edit.prompts import QwenImageEditPromptRenderer
-from workers.models.qwen_image_edit.sizes import default_size, size_of_area
-from workers.models.qwen_image_edit.template import PREFIX, PREFIX_TOKENS, SUFFIX
-from workers.models.qwen_image_edit.variant import VARIANTS
+from workers.models.qwen_image.prompts import QwenImageEditPromptRenderer
+from workers.models.qwen_image.size import Size, default_size, size_of_area
+from workers.models.qwen_image.template import EDIT_PREFIX as PREFIX
+from workers.models.qwen_image.template import SUFFIX
+from workers.models.qwen_image.variant import VARIANTS
 
+PREFIX_TOKENS = VARIANTS["QwenImageEditPlusPipeline"].prefix_tokens
 CONFIGS = Path(__file__).parents[4] / "stage_configs"
 Checkpoints = Callable[[int], Path]
 

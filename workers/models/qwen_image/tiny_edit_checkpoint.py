@@ -1,6 +1,6 @@
 """Build a complete tiny Qwen-Image-Edit checkpoint with random weights, for tests and the demo.
 
-    python -m workers.models.qwen_image_edit.tiny_checkpoint DIR --seed 0
+    python -m workers.models.qwen_image.tiny_edit_checkpoint DIR --seed 0
 
 It is a tiny Qwen-Image checkpoint whose transformer conditions sources on time 0, as that of 2511 does, with the
 processor of the text encoder's pictures. Its tokenizer takes 64 tokens for the template, as the real one does.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workers.models.qwen_image.template import EDIT_PREFIX, SUFFIX
 from workers.models.qwen_image.tiny_checkpoint import INDEX, write_parts
-from workers.models.qwen_image_edit.template import PREFIX, SUFFIX
 from workers.models.tiny_directory import TinyDirectory, write_json
 
 _MARKS = (" consistency", " (", "),", "'s")  # tokens of the real tokenizer, which the template has
@@ -21,7 +21,7 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 16_384
 def _write(directory: Path, seed: int) -> None:
     from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
 
-    tokenizer = write_parts(directory, seed, PREFIX + SUFFIX + "Picture", _MARKS, zero_cond_t=True)
+    tokenizer = write_parts(directory, seed, EDIT_PREFIX + SUFFIX + "Picture", _MARKS, zero_cond_t=True)
     sizes = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS}
     processor = Qwen2VLProcessor(
         Qwen2VLImageProcessor(size=sizes), tokenizer, Qwen2VLVideoProcessor(size=sizes), chat_template=None
@@ -45,7 +45,7 @@ def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
 
 
 def main() -> None:
-    _TINY.main("workers.models.qwen_image_edit.tiny_checkpoint", __doc__.splitlines()[0])
+    _TINY.main("workers.models.qwen_image.tiny_edit_checkpoint", __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from tests.unit.models.qwen_image.test_processors import ROWS, stage_input
 from tests.unit.models.qwen_image.test_processors import payload as payload_of_embeds
-from workers.models.qwen_image.parameters import EditParameters
-from workers.models.qwen_image_edit.parameters import SourcesParameters
-from workers.models.qwen_image_edit.processors import EditProcessor, InstructProcessor, ScaleProcessor
+from workers.models.qwen_image.parameters import EditParameters, SourcesParameters
+from workers.models.qwen_image.processors import DescribeProcessor, EditProcessor, ScaleProcessor
 from workers.stages.tensors import from_torch
 
 TOKENS = torch.arange(16 * 64.0).reshape(16, 64)
@@ -92,4 +91,4 @@ def test_a_stage_without_pictures_wall_or_model_says_so(pipeline: Pipeline) -> N
         scale(without_wall)
     assert unwalled.value.field == "messages.0.content.0.image_url.url"
     with pytest.raises(ConfigError):
-        InstructProcessor(pipeline.stage("encode"), None)
+        DescribeProcessor(pipeline.stage("encode"), None)

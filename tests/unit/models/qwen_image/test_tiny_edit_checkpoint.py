@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.unit.models.qwen_image.test_tiny_checkpoint import digests
-from workers.models.qwen_image_edit.tiny_checkpoint import build_tiny_checkpoint
+from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint
 
 
 def test_diffusers_loads_all_of_it(tiny_qwen_image_edits: Callable[[int], Path]) -> None:
