@@ -1,11 +1,10 @@
-"""What docs/api.md and docs/operations.md show must be so: requests, answers, routes, YAML, defaults.
+"""What docs/api.md and docs/operations/ show must be so: requests, answers, routes, YAML, defaults.
 
-The commands of docs/operations.md are checked with those of README.md, in test_readme.
+The commands and settings of all pages are checked in test_readme.
 """
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +19,11 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
 from omni_jobs.views import EventView
+from tests.docs.pages import PAGES, ROOT, blocks, page, pages
 
-ROOT = Path(__file__).parents[2]
-API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+API = page("api.md")
+OPERATIONS = pages("operations")
 SECONDS = {"s": 1, "min": 60, "h": 3600, "day": 86_400, "days": 86_400}
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def kinds() -> dict[str, type[errors.OmniJobsError]]:
@@ -122,11 +115,6 @@ def test_every_status_of_a_route_is_in_the_table() -> None:
     assert answers <= table | {"416"}
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"OMNI_JOBS_([A-Z0-9_]+)", API))))
-def test_settings_exist(name: str) -> None:
-    assert name.lower() in Settings.model_fields
-
-
 def defaults() -> list[tuple[str, float]]:
     """The settings of a table's rows that show a default with a unit, as seconds."""
     found = []
@@ -164,7 +152,7 @@ def test_the_stages_retries_are_the_defaults() -> None:
 
 
 def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:
-    shown = set(re.findall(r"python -m benchmarks\.(\w+)", PERFORMANCE + SCALING))
+    shown = set(re.findall(r"python -m benchmarks\.(\w+)", "".join(PAGES.values())))
     tests = (ROOT / "tests" / "e2e" / "test_benchmarks.py").read_text(encoding="utf-8")
     assert shown
     assert shown <= set(re.findall(r'(?:figures_of\(tmp_path|"--only"), "(\w+)"', tests))

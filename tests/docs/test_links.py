@@ -1,4 +1,4 @@
-"""Every link of every page leads to a file and a heading that are there, and every page is linked from another."""
+"""Every link of every page leads to a file and a heading that are there, and docs/README.md names every page."""
 
 import re
 from collections import Counter
@@ -50,9 +50,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert lost == []
 
 
-def test_every_page_is_linked_from_another() -> None:
-    linked = {file for page in PAGES for file, _ in links(page) if file != page}
-    assert [name_of(page) for page in PAGES if page.parent != ROOT and page not in linked] == []
+def test_the_index_names_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    named = Counter(file for file, _ in links(index) if file.parent != ROOT)
+    assert {name_of(page) for page in ROOT.glob("docs/**/*.md") if page != index} == {name_of(page) for page in named}
+    assert [name_of(page) for page, times in named.items() if times > 1] == []
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/operations/*.md")), ids=name_of)
+def test_a_page_for_operators_begins_with_what_they_type(page: Path) -> None:
+    """A title, at most one paragraph, and a block of code."""
+    assert re.match(r"# .*\n\n(?:[^`#\n].*\n\n)?```", page.read_text(encoding="utf-8"))
 
 
 def test_pages_that_code_names_are_there() -> None:

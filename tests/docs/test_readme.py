@@ -1,9 +1,10 @@
-"""What README.md and docs/operations.md show must exist: commands, options, requests, files, Python code."""
+"""What README.md and the other pages show must exist: commands, options, requests, files, settings, Python code."""
 
 import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +17,35 @@ from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobView
+from tests.docs.pages import PAGES, ROOT, blocks, pages
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-BOTH = README + OPERATIONS
+README = PAGES["README.md"]
+OPERATIONS = pages("operations")
+ALL = "\n".join(PAGES.values())
 SECRET_FILES = {"BROKER_URL_FILE", "DATABASE_URL_FILE", "API_KEY_FILE"}  # read in test_settings_secrets
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
 def command_lines() -> Iterator[list[str]]:
-    """The words of every ``omni-jobs`` line of the shell blocks, without variables before it and comments after it."""
-    for block in blocks(BOTH, "bash"):
+    """The words of every ``omni-jobs`` command of the shell blocks, without what stands before it and comments."""
+    for block in blocks(ALL, "bash"):
         for line in filter(re.compile(r"(^|[\s/])omni-jobs ").search, block.splitlines()):
             words = shlex.split(line, comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words.pop(0)
-            if words and Path(words[0]).name == "omni-jobs":
-                yield words[1:]
+            names = [Path(word).name for word in words]
+            if "omni-jobs" in names:
+                yield words[names.index("omni-jobs") + 1 :]
 
 
 def test_the_commands_are_found() -> None:
-    assert len(list(command_lines())) >= 12
+    assert len(list(command_lines())) >= 60
 
 
 @pytest.mark.parametrize("words", command_lines(), ids=" ".join)
 def test_every_command_line_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("question.wav", "small.png"):
-        (tmp_path / name).touch()
+    for option, name in pairwise(words):
+        if option in ("--audio", "--image"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
     command = get_command(app)
     context = command.make_context("omni-jobs", words, resilient_parsing=False)
     while (rest := [*context._protected_args, *context.args]) and hasattr(command, "commands"):
@@ -84,13 +82,13 @@ def test_the_python_is_python() -> None:
 
 
 def test_scripts_are_there() -> None:
-    found = set(re.findall(r"scripts/[a-z]+(?![a-z.])", BOTH))
+    found = set(re.findall(r"scripts/[a-z]+(?![a-z.])", ALL))
     assert found >= {"scripts/demo", "scripts/test", "scripts/setup"}
     for script in found:
         assert (ROOT / script).stat().st_mode & 0o100
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"OMNI_JOBS_([A-Z0-9_]+)", BOTH))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"OMNI_JOBS_([A-Z0-9_]*[A-Z0-9])", ALL))))
 def test_settings_exist(name: str) -> None:
     assert name == "URL" or name in SECRET_FILES or name.lower() in Settings.model_fields
 
@@ -109,7 +107,7 @@ def test_the_stage_config_of_a_remote_server_is_right(tmp_path: Path) -> None:
 
 
 def test_the_servers_of_the_docs_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = re.findall(r"OMNI_JOBS_SERVERS='(.*?)'", BOTH)
+    shown = re.findall(r"OMNI_JOBS_SERVERS='(.*?)'", ALL)
     assert len(shown) >= 2
     for value in shown:
         monkeypatch.setenv("OMNI_JOBS_SERVERS", value)

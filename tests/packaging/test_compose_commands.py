@@ -1,6 +1,6 @@
 """Every service's own command of docker-compose.yml, in its own environment, as its user, on a read-only file system.
 
-Also what docs/operations.md runs in the containers. Only the checkpoint is missing: a worker has to get as far as that
+Also what docs/operations/ runs in the containers. Only the checkpoint is missing: a worker has to get as far as that
 error.
 """
 
