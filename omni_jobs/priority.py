@@ -1,4 +1,4 @@
-"""``Priority``: the order of a tenant's jobs among themselves. ``omni_jobs.jobs.turns`` says what each is worth."""
+"""``Priority``: the order of a tenant's jobs among themselves. See ``omni_jobs.jobs.order.turns``."""
 
 from enum import StrEnum
 

@@ -1,14 +1,21 @@
-"""Statements by name: SQL as text, a file for each database, executed by the database's own driver.
+"""Statements by name: SQL as text that stands beside the verb, executed by the database's own driver.
 
-    statement(name)     a ``Statement``, for ``rows`` and ``run``
-    bulk(name)          a ``BulkStatement``, which runs once for each of many rows
-    execute_pipelined   execute several statements in their order; on PostgreSQL in one round trip
+    sql = Statements(__file__)    the statements of ``claim.sql`` for the module ``claim.py``
+    sql["claim_next"]             a ``Statement``, for ``rows`` and ``run``
+    sql.bulk("set_job", "id at")  a ``BulkStatement``, which runs once for each of many rows
+    execute_pipelined             execute several statements in their order; on PostgreSQL in one round trip
 
 The statements that run for every job are of this kind, because SQLAlchemy's own execution doubles the client's cost,
-and every round trip costs both sides more than most statements (docs/performance.md). They stand in
-``postgresql.sql`` and ``sqlite.sql``. Values are not converted: parameters and rows hold the driver's own types, and
-JSON is text. SQLite runs a prepared statement for each row of a bulk faster than any statement for all. PostgreSQL
-gets all rows as one parameter of JSON, because arrays cost the client three times as much.
+and every round trip costs both sides more than most statements (docs/performance.md). Values are not converted:
+parameters and rows hold the driver's own types, and JSON is text. SQLite runs a prepared statement for each row of a
+bulk faster than any statement for all. PostgreSQL gets all rows as one parameter of JSON, because arrays cost the
+client three times as much.
+
+In a file, a line ``-- NAME: what it does`` names the text below it. Below a line ``-- postgresql`` or ``-- sqlite``
+stands the text of that database alone; text below neither is of both. Other lines that begin with ``--`` are comments.
+``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``. All parameters are text. ``:ids`` is
+a JSON list. A bulk statement of PostgreSQL has ``{rows}``, a table of its rows, and ``{keys}``, their first values;
+one of SQLite has parameters that bear the names of the row's columns.
 """
 
 import logging
@@ -27,8 +34,10 @@ from omni_jobs.database.tables import encode_json
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"^-- name: (\w+)$\n", re.MULTILINE)
+_NAME = re.compile(r"^-- ([a-z]\w*): .+\n", re.MULTILINE)
+_DIALECT = re.compile(r"^-- (postgresql|sqlite)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+_WORDS = Path(__file__).with_name("words.sql")
 AnyRow = Row[*tuple[Any, ...]]
 Rows = list[tuple[Any, ...]]
 _pooled: WeakSet[Dialect] = WeakSet()  # the dialects of engines behind a pooler
@@ -48,21 +57,22 @@ class Prepared(NamedTuple):
 
 
 @cache
-def _texts(dialect: str) -> Mapping[str, str]:
-    """Return the texts of a dialect's file by name. Raises KeyError for a text that names one that is not before it."""
-    content = Path(__file__).with_name(f"{dialect}.sql").read_text(encoding="utf-8")
-    _, *parts = _NAME.split(content)
-    texts: dict[str, str] = {}
+def texts(path: Path, dialect: str) -> Mapping[str, str]:
+    """Return the texts of a file for a dialect by name, with the words. Raises KeyError for an unknown ``{name}``."""
+    known = dict(texts(_WORDS, dialect)) if path != _WORDS else {}
+    _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
     for name, body in zip(parts[::2], parts[1::2], strict=True):
-        texts[name] = re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], _COMMENT.sub("", body).strip())
-    return texts
+        of_both, *of_one = _DIALECT.split(body)
+        text = dict(zip(of_one[::2], of_one[1::2], strict=True)).get(dialect) if of_one else of_both
+        if text is not None:
+            known[name] = re.sub(r"\{(\w+)\}", lambda found: known[found[1]], _COMMENT.sub("", text).strip())
+    return known
 
 
 class Statement:
     """An SQL statement for both databases, compiled once for each and executed by the database's own driver.
 
-    The driver's errors are raised as SQLAlchemy's, which ``Database.run`` knows. ``statement`` returns those of the
-    files.
+    The driver's errors are raised as SQLAlchemy's, which ``Database.run`` knows. ``Statements`` has those of the files.
     """
 
     def __init__(self, of_dialect: Callable[[str], TextClause]) -> None:
@@ -115,22 +125,16 @@ class Statement:
         return Prepared(name, f"PREPARE {name}{types} AS {text}", names)
 
 
-@cache
-def statement(name: str) -> Statement:
-    """Return the statement of this name. Its first execution raises KeyError if the dialect's file has none."""
-    return Statement(lambda dialect: text(_texts(dialect)[name]))
-
-
 BoundStatement = tuple[Statement, Mapping[str, Any]]
 """A statement and its parameters by name."""
 
 
 class BulkStatement:
-    """A statement of the files that is run for many rows at once. ``bulk`` makes it."""
+    """A statement that is run for many rows at once. ``Statements.bulk`` makes it."""
 
-    def __init__(self, name: str, columns: Sequence[str]) -> None:
+    def __init__(self, statement: Statement, columns: Sequence[str]) -> None:
         """Hold the names of a row's values, in their order. The first is the key by which rows are found."""
-        self._statement = statement(name)
+        self._statement = statement
         self._columns = columns
 
     def run(self, tx: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
@@ -163,10 +167,23 @@ class BulkStatement:
         return compiled.text, itemgetter(*taken) if len(taken) > 1 else itemgetter(slice(taken[0], taken[0] + 1))
 
 
-@cache
-def bulk(name: str, *columns: str) -> BulkStatement:
-    """Return the bulk statement of this name, whose rows have values of these names in this order."""
-    return BulkStatement(name, columns)
+class Statements:
+    """The statements of a module, which stand beside it in a file of its name with the suffix ``.sql``."""
+
+    def __init__(self, module: str) -> None:
+        """Hold the path of the module (``__file__``). The file is read with the first execution of a statement."""
+        self._path = Path(module).with_suffix(".sql")
+        self._statements: dict[str, Statement] = {}
+
+    def __getitem__(self, name: str) -> Statement:
+        """Return the statement of this name. Its first execution raises KeyError if the file has none."""
+        if name not in self._statements:
+            self._statements[name] = Statement(lambda dialect: text(texts(self._path, dialect)[name]))
+        return self._statements[name]
+
+    def bulk(self, name: str, columns: str) -> BulkStatement:
+        """Return the bulk statement of this name, whose rows have values of these names, in this order."""
+        return BulkStatement(self[name], columns.split())
 
 
 def listed(values: Iterable[Any]) -> str:

@@ -328,7 +328,7 @@ class EstimateRow(Base):
 
 
 class CalibrationRow(Base):
-    """The row of a stage's calibration. Changed by the rescuer; ``omni_jobs.jobs.estimates`` explains it."""
+    """The row of a stage's calibration. Changed by the rescuer; ``omni_jobs.jobs.read.estimates`` explains it."""
 
     __tablename__ = "calibrations"
 

@@ -8,7 +8,7 @@ from omni_jobs.database.tables import Base, NameType
 
 
 class TurnRow(Base):
-    """The row of a tenant's last turns in a pipeline. Changed by each submit; ``omni_jobs.jobs.turns`` explains it."""
+    """The row of a tenant's last turns in a pipeline (``omni_jobs.jobs.order.turns``). Changed by each submit."""
 
     __tablename__ = "turns"
 
@@ -22,7 +22,7 @@ class TurnRow(Base):
 class QuotaJobRow(Base):
     """The row of a job that counts against its tenant's limit ``running_jobs``. Removed with the job's end.
 
-    Written by the submit or the retry of a tenant that has the limit; ``omni_jobs.jobs.quota`` explains it.
+    Written by the submit or the retry of a tenant that has the limit; ``omni_jobs.jobs.order.quota`` explains it.
     """
 
     __tablename__ = "quota_jobs"
@@ -39,7 +39,7 @@ class QuotaTurnRow(Base):
     """The row of the last turns that a tenant's jobs were given as its quota let them in to a pipeline.
 
     That of pipeline "" holds the tenant's order of being let in. Changed under the lock of the tenant's row;
-    ``omni_jobs.jobs.quota`` explains it.
+    ``omni_jobs.jobs.order.quota`` explains it.
     """
 
     __tablename__ = "quota_turns"
@@ -52,7 +52,7 @@ class QuotaTurnRow(Base):
 
 
 class StoredBytesRow(Base):
-    """The row of a part of what a tenant keeps stored; ``omni_jobs.jobs.stored_bytes`` explains it.
+    """The row of a part of what a tenant keeps stored; ``omni_jobs.jobs.keep.stored_bytes`` explains it.
 
     A tenant's bytes are the sum over its rows. There are several, so that transactions need not wait for each other.
     """

@@ -21,7 +21,8 @@ from omni_jobs.intake.admissions import without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.byte_room import ByteRoom, BytesLeft
 from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import Jobs, stored_bytes
+from omni_jobs.jobs import Jobs
+from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.requests import AdmittedRequest, check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.limits import Limits

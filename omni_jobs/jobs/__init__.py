@@ -1,8 +1,9 @@
 """``Jobs``, which owns the jobs, stage runs and workers in SQL, with its arguments and results."""
 
-from omni_jobs.jobs.database_presence import DatabasePresence
+from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
-from omni_jobs.jobs.submit import as_written, new_job_id
+from omni_jobs.jobs.life.submit import as_written, new_job_id
+from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import (
     Claim,
     Claims,
@@ -24,7 +25,6 @@ from omni_jobs.jobs.values import (
     StoredSnapshot,
     SubmitResult,
 )
-from omni_jobs.jobs.waits import Detail
 
 __all__ = [
     "Claim",

@@ -11,24 +11,13 @@ from itertools import count
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Fenced, OmniJobsError
-from omni_jobs.jobs import (
-    calibrate,
-    claim,
-    complete,
-    counts,
-    job_list,
-    job_view,
-    lease,
-    pause,
-    progress,
-    prune,
-    rescue,
-    retry_job,
-    snapshot,
-    stored_bytes,
-    submit,
-)
-from omni_jobs.jobs.database_presence import DatabasePresence
+from omni_jobs.jobs.crew import lease, rescue
+from omni_jobs.jobs.crew.database_presence import DatabasePresence
+from omni_jobs.jobs.keep import garbage, prune, stored_bytes
+from omni_jobs.jobs.life import claim, complete, progress, retry_job, snapshot, submit
+from omni_jobs.jobs.order import pause
+from omni_jobs.jobs.read import calibrate, counts, job_list, job_view
+from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import (
     Claims,
     Completion,
@@ -47,7 +36,6 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     SubmitResult,
 )
-from omni_jobs.jobs.waits import Detail
 from omni_jobs.states import JobState
 from omni_jobs.views import CalibrationView, Counts, EventView, JobView, Page, WorkerView
 
@@ -309,18 +297,18 @@ class Jobs:
 
         Call ``collected`` after deleting the objects.
         """
-        return self._db.read(lambda tx: prune.garbage(tx, at_most, after))
+        return self._db.read(lambda tx: garbage.garbage(tx, at_most, after))
 
     def collected(self, ids: Sequence[int]) -> None:
         """Remove the garbage notes with these ids. Call it once their objects are deleted."""
-        self._db.run(lambda tx: prune.collected(tx, ids))
+        self._db.run(lambda tx: garbage.collected(tx, ids))
 
     def orphans(self, keys: Sequence[str]) -> set[str]:
         """Return those of these keys of jobs' objects to which no row refers and which are of no running attempt.
 
         Other keys are left out. Pass none of young objects, because their submit may not be in SQL yet.
         """
-        return self._db.read(lambda tx: prune.orphans(tx, keys))
+        return self._db.read(lambda tx: garbage.orphans(tx, keys))
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
@@ -381,7 +369,7 @@ class Jobs:
         return self._db.read(lambda tx: counts.media_bytes(tx, tenant, job_id))
 
     def stored_bytes(self, tenant: str) -> int:
-        """Return the bytes that a tenant keeps stored, of all its jobs (``omni_jobs.jobs.stored_bytes``)."""
+        """Return the bytes that a tenant keeps stored, of all its jobs (``omni_jobs.jobs.keep.stored_bytes``)."""
         return self._db.read(lambda tx: stored_bytes.of_tenant(tx, tenant))
 
     def waiting(self, pipeline: str, stage: str, at_most: int = 1000) -> int:

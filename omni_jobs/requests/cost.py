@@ -1,6 +1,7 @@
 """The cost of a job: how much work it asks for, in proportion to a job that sets no parameter. Pure.
 
-A tenant pays for a turn by it (``omni_jobs.jobs.turns``), so that a few large jobs weigh as much as many small ones.
+A tenant pays for a turn by it (``omni_jobs.jobs.order.turns``), so that a few large jobs weigh as much as many small
+ones.
 """
 
 from __future__ import annotations

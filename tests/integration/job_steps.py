@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewJob, NewStage, NewWorker, new_job_id
-from omni_jobs.jobs.stored_bytes import JOB_ROW, STAGE_RUN_ROW
+from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, STAGE_RUN_ROW
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import ObjectRef
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = ("omni_jobs", "workers")
 MOST_FILES = {"omni_jobs": 10, "workers": 3}
+MOST_ROOMS_OF_JOBS = 8
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 600
 TABLES_OF_ERRORS = ("omni_jobs/errors.py",)
@@ -88,6 +89,21 @@ def test_no_rooms_need_each_other() -> None:
             del left[room]
         for uses in left.values():
             uses.difference_update(ready)
+    assert left == {}
+
+
+def test_seen_from_its_door_jobs_has_few_rooms_none_of_which_need_each_other() -> None:
+    def inner_room(module: str) -> str:
+        return module.split(".")[2]
+
+    inside = {module: path for module, path in MODULES.items() if module.startswith("omni_jobs.jobs.")}
+    of_room = {inner_room(module): set[str]() for module in inside}
+    assert len(of_room) <= MOST_ROOMS_OF_JOBS
+    for module, path in inside.items():
+        of_room[inner_room(module)] |= {inner_room(name) for name in imported(path) if name in inside}
+    left = {room: uses - {room} for room, uses in of_room.items() if room != "jobs"}
+    while ready := {room for room, uses in left.items() if not uses}:
+        left = {room: uses - ready for room, uses in left.items() if room not in ready}
     assert left == {}
 
 

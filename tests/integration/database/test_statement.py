@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, exc, insert, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.database.statement import Statement, bulk, execute_pipelined, run_all, statement
+from omni_jobs.database.statement import Statement, Statements, execute_pipelined, run_all
 from omni_jobs.database.tables import WorkerRow
+from omni_jobs.jobs.life import claim, transition
+from omni_jobs.jobs.order import take_turns
 from tests.services.postgres import until_one_waits_for_a_lock
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -114,8 +117,9 @@ def test_a_statement_sees_what_the_one_before_it_waited_for(database: Database, 
         assert waiting.result() == [[(0,)], [("y",)]]
 
 
-INSERT_TURNS = bulk("insert_turns_unless_there", "pipeline", "tenant")
-SET_TURNS = bulk("set_turns", "pipeline", "tenant", "high", "normal", "low")
+TURNS = Statements(take_turns.__file__)
+INSERT_TURNS = TURNS.bulk("insert_turns_unless_there", "pipeline tenant")
+SET_TURNS = TURNS.bulk("set_turns", "pipeline tenant high normal low")
 LOW = of("SELECT tenant, low FROM turns ORDER BY tenant")
 
 
@@ -143,15 +147,18 @@ def test_rows_that_are_not_there_undo_what_is_to_be_exact(database: Database, ro
     database.run(lambda tx: run_all(tx, [(SET_TURNS, gone)], exact=0))
 
 
-@pytest.mark.parametrize("name", ["claim_next", "suspect", "set_job", "stage_runs_of_jobs"])
-def test_a_text_that_another_names_is_part_of_it(database: Database, name: str) -> None:
-    found = statement(name).compiled(database._engine.dialect).text
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(claim, "claim_next"), (claim, "suspect"), (transition, "set_job"), (transition, "stage_runs_of_jobs")],
+)
+def test_a_text_that_another_names_is_part_of_it(database: Database, module: ModuleType, name: str) -> None:
+    found = Statements(str(module.__file__))[name].compiled(database._engine.dialect).text
     assert not any(each in found for each in ("{", "}", "--"))
 
 
 def test_an_unknown_name_is_an_error(database: Database) -> None:
     with pytest.raises(KeyError):
-        read(database, statement("no such"))
+        read(database, TURNS["no such"])
 
 
 @postgresql_only

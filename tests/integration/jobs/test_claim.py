@@ -11,7 +11,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.database.statement import statement
 from omni_jobs.errors import Fenced, ModelError, OutOfMemory
 from omni_jobs.jobs import Claim, Claims, Jobs
-from omni_jobs.jobs.transition import JobTransition
+from omni_jobs.jobs.life.transition import JobTransition
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState
 from tests.integration.job_steps import (

@@ -12,7 +12,7 @@ import pytest
 
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Claim, Jobs
-from omni_jobs.jobs.turns import LOW_PACES
+from omni_jobs.jobs.order.turns import LOW_PACES
 from omni_jobs.priority import Priority
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.job_steps import claim, done, new_job, register

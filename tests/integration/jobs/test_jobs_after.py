@@ -10,7 +10,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, ModelError, NotFound, OutOfMemory
 from omni_jobs.jobs import Jobs, NewStage, PruneResult, Retention, StoredArtifact
-from omni_jobs.jobs.retry_job import KEPT_ATTEMPTS, KEPT_EVENTS
+from omni_jobs.jobs.life.retry_job import KEPT_ATTEMPTS, KEPT_EVENTS
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, artifact_key, input_key, job_prefix, payload_key
 from omni_jobs.views import JobView

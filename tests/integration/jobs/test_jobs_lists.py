@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import Connection, event, inspect, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Jobs, job_view
+from omni_jobs.jobs import Jobs
+from omni_jobs.jobs.read import job_view
 from omni_jobs.states import JobState
 from tests.integration.job_steps import new_job, register
 

@@ -9,9 +9,9 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, WorkerLost
 from omni_jobs.jobs import Claim, Jobs, Retention
-from omni_jobs.jobs.retry_job import retry
-from omni_jobs.jobs.submit import prepare
-from omni_jobs.jobs.submit import submit as submit_in
+from omni_jobs.jobs.life.retry_job import retry
+from omni_jobs.jobs.life.submit import prepare
+from omni_jobs.jobs.life.submit import submit as submit_in
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState
 from omni_jobs.tenants.tenant_store import Tenants

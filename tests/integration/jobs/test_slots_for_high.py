@@ -6,7 +6,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
 from omni_jobs.jobs import Claims, Jobs
-from omni_jobs.jobs.estimates import SOON
+from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import EstimateView

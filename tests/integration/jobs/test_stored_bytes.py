@@ -12,7 +12,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, OmniJobsError, WorkerLost
 from omni_jobs.jobs import Claim, Completion, Jobs, NewJob, Retention, StoredArtifact
-from omni_jobs.jobs import stored_bytes as counter
+from omni_jobs.jobs.keep import stored_bytes as counter
 from omni_jobs.storage import ObjectRef
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.job_steps import (

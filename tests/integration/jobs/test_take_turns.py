@@ -10,7 +10,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Jobs, NewJob, NewWorker
-from omni_jobs.jobs.turns import LAST_TURN, UNIT
+from omni_jobs.jobs.order.turns import LAST_TURN, UNIT
 from omni_jobs.priority import Priority
 from tests.integration.job_steps import (
     CHAIN,

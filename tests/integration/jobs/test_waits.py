@@ -5,8 +5,9 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
-from omni_jobs.jobs import Detail, Jobs, SubmitResult, calibrate, line
-from omni_jobs.jobs.estimates import SOON
+from omni_jobs.jobs import Detail, Jobs, SubmitResult
+from omni_jobs.jobs.read import calibrate, line
+from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.views import CalibrationView, WaitingView
 from tests.integration.job_steps import claim, done, failed, new_job, pass_time, register

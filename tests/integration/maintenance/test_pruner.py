@@ -22,7 +22,7 @@ from sqlalchemy import event, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
 from omni_jobs.jobs import Claim, Jobs, Retention, StoredArtifact
-from omni_jobs.jobs.prune import hasten
+from omni_jobs.jobs.keep.prune import hasten
 from omni_jobs.maintenance import pruner as pruner_module
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings

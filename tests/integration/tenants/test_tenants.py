@@ -12,7 +12,8 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError, Unauthenticated
-from omni_jobs.jobs import Jobs, SubmitResult, submit
+from omni_jobs.jobs import Jobs, SubmitResult
+from omni_jobs.jobs.life import submit
 from omni_jobs.tenants import tenant_store
 from omni_jobs.tenants.caller import Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of

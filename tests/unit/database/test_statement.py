@@ -1,25 +1,64 @@
-"""The files of SQL texts: both databases have the same statements, and every one is named somewhere."""
+"""The files of SQL texts: both databases have the same statements, each says what it does and is named somewhere."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 import omni_jobs
-from omni_jobs.database.statement import _texts
+from omni_jobs.database.statement import Statements, texts
 
 OF_POSTGRESQL_ALONE = {"keys", "rows"}
 """How a list or rows are read; SQLite runs a bulk statement once for each row."""
+PACKAGE = Path(omni_jobs.__file__).parent
+WORDS = PACKAGE / "database" / "words.sql"
+FILES = sorted(PACKAGE.rglob("*.sql"))
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
-def test_both_databases_have_the_same_statements() -> None:
-    assert set(_texts("postgresql")) - set(_texts("sqlite")) == OF_POSTGRESQL_ALONE
-    assert set(_texts("sqlite")) <= set(_texts("postgresql"))
+@each_file
+def test_both_databases_have_the_same_statements(path: Path) -> None:
+    assert set(texts(path, "postgresql")) - set(texts(path, "sqlite")) == OF_POSTGRESQL_ALONE
+    assert set(texts(path, "sqlite")) <= set(texts(path, "postgresql"))
 
 
-def test_every_text_is_used() -> None:
-    """In a Python file, or in another text."""
-    package = Path(omni_jobs.__file__).parent
-    code = "".join(file.read_text() for file in package.rglob("*.py"))
-    for dialect in ("postgresql", "sqlite"):
-        texts = (package / "database" / f"{dialect}.sql").read_text()
-        used = {*re.findall(r'"(\w+)"', code), *re.findall(r"\{(\w+)\}", texts)}
-        assert set(_texts(dialect)) <= used
+@each_file
+def test_every_text_is_used_beside_it(path: Path) -> None:
+    """In the Python file of its name, or in another text."""
+    content = path.read_text(encoding="utf-8")
+    names = set(texts(path, "postgresql"))
+    if path == WORDS:
+        named = "".join(each.read_text(encoding="utf-8") for each in FILES)
+    else:
+        names -= set(texts(WORDS, "postgresql"))
+        named = content + path.with_suffix(".py").read_text(encoding="utf-8")
+    assert names <= {*re.findall(r'"(\w+)"', named), *re.findall(r"\{(\w+)\}", named)}
+
+
+@each_file
+def test_no_two_texts_of_a_file_have_one_name(path: Path) -> None:
+    names = re.findall(r"^-- ([a-z]\w*): ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert names
+    assert len(names) == len(set(names))
+    assert path == WORDS or not set(names) & set(texts(WORDS, "postgresql"))
+
+
+def test_a_text_of_one_database_and_one_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "verb.sql"
+    path.write_text(
+        "-- both: for both.\n-- A comment.\nSELECT 1\n\n"
+        "-- each: for each.\n-- postgresql\nSELECT {now}, ({both})\n-- sqlite\nSELECT ({both})\n"
+    )
+    assert texts(path, "sqlite")["each"] == "SELECT (SELECT 1)"
+    assert texts(path, "postgresql")["each"] == f"SELECT {texts(WORDS, 'postgresql')['now']}, (SELECT 1)"
+
+
+def test_a_text_that_names_an_unknown_one_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "verb.sql").write_text("-- wrong: names a later one.\n{later}\n\n-- later: comes later.\nSELECT 1\n")
+    with pytest.raises(KeyError, match="later"):
+        texts(tmp_path / "verb.sql", "sqlite")
+
+
+def test_the_statements_of_a_module_stand_beside_it() -> None:
+    statements = Statements(str(PACKAGE / "jobs" / "life" / "claim.py"))
+    assert statements["claim_next"] is statements["claim_next"]

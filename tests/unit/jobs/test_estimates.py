@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_jobs.jobs.estimates import (
+from omni_jobs.jobs.read.estimates import (
     COVERAGE,
     FIRST_FACTORS,
     RECENT,
@@ -17,7 +17,7 @@ from omni_jobs.jobs.estimates import (
     interval,
     ratio,
 )
-from omni_jobs.jobs.estimates import (
+from omni_jobs.jobs.read.estimates import (
     coarse as coarse_of,
 )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from omni_jobs.jobs.successors import QUOTA, Run, Step, next_step
+from omni_jobs.jobs.life.successors import QUOTA, Run, Step, next_step
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_jobs.jobs.turns import LAST_TURN, LOW_PACES, UNIT, Lines, next_turn
+from omni_jobs.jobs.order.turns import LAST_TURN, LOW_PACES, UNIT, Lines, next_turn
 from omni_jobs.priority import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW

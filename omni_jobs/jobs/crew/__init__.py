@@ -1,0 +1,1 @@
+"""The workers: their leases, and the rescue of what lost ones held."""

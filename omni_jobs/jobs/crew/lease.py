@@ -1,0 +1,253 @@
+"""Leases: a worker's row, which its heartbeat renews, covers every stage run that the worker holds."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
+from omni_jobs.jobs.life.complete import fail, release
+from omni_jobs.jobs.order.pause import is_paused
+from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Renewal, SlotHolder
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import WorkerView
+
+FREED_AT_ONCE = 500
+"""The number of stage runs that one transaction frees; the next may find more."""
+
+_WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
+_IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
+
+_SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
+
+# Built once, because each worker runs them every second. A lease that is over is renewed as well: as long as the row is
+# there, nobody has taken the slot or the stage runs.
+_RENEW = (
+    update(WorkerRow)
+    .where(WorkerRow.id == bindparam("worker_id"))
+    .values(
+        renewed_at=now(),
+        lease_until=now() + bindparam("lease_s", type_=Double),
+        run_s=func.coalesce(bindparam("latest_run_s", type_=Double), WorkerRow.run_s),
+    )
+    .returning(WorkerRow.pipeline, WorkerRow.stage)
+)
+_UNWANTED = (
+    select(StageRunRow.id)
+    .join(JobRow, JobRow.id == StageRunRow.job_id)
+    .where(_IS_RUNNING, StageRunRow.owner == bindparam("worker_id"), JobRow.state.not_in(_WANTED))
+)
+
+
+def holder(tx: Connection, slot: str) -> SlotHolder | None:
+    """Return the worker, live or dead, that is recorded in this slot; None if the slot is free."""
+    holder = select(
+        WorkerRow.id.label("worker_id"),
+        WorkerRow.host,
+        WorkerRow.pid,
+        WorkerRow.pid_space,
+        WorkerRow.pid_started,
+        WorkerRow.renewed_at,
+        (WorkerRow.lease_until > now()).label("has_lease"),
+        WorkerRow.heartbeat_s,
+    ).where(WorkerRow.slot == slot)
+    row = tx.execute(holder).one_or_none()
+    return None if row is None else SlotHolder(*row)
+
+
+def register(
+    tx: Connection,
+    worker: NewWorker,
+    lease_s: float,
+    instead_of: SlotHolder | None,
+    loading: bool,
+) -> set[str]:
+    """Write a worker's row over its predecessor's in the slot, and free the stage runs that the predecessor held.
+
+    Return the queues to ring. :meth:`omni_jobs.jobs.Jobs.register_worker` explains ``loading``. Raises SlotTaken when
+    the predecessor has a lease, unless it is ``instead_of``, a worker that the caller found dead, and has not renewed
+    since it was read.
+    """
+    slot = WorkerRow.slot == worker.slot
+    predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
+    values = asdict(worker) | {
+        "loading": loading,
+        "started_at": now(),
+        "renewed_at": now(),
+        "lease_until": now() + lease_s,
+    }
+    values["id"] = values.pop("worker_id")
+    dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    is_replaceable = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
+    if instead_of is not None:
+        unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
+        is_replaceable = or_(unchanged, is_replaceable)
+    turn = case((WorkerRow.pipeline == worker.pipeline, WorkerRow.turn))  # those of another pipeline say nothing
+    written = tx.execute(
+        dialect_insert(WorkerRow)
+        .values(**values)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values | {"turn": turn}, where=is_replaceable)
+        .returning(WorkerRow.id)
+    )
+    if written.scalar_one_or_none() is None:
+        raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
+    if predecessor is None or predecessor == worker.worker_id:
+        return set()
+    return _queues(_free(tx, StageRunRow.owner == predecessor))
+
+
+def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None) -> Renewal:
+    """Extend a worker's lease, note ``run_s`` unless it is None, and return what the worker has to know.
+
+    A lease that is over begins anew. Raises Fenced when the worker's row is gone: its stage runs were taken from it.
+    """
+    parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s}
+    renewed = tx.execute(_RENEW, parameters).one_or_none()
+    if renewed is None:
+        raise Fenced(f"the lease of worker {worker_id} is gone")
+    return Renewal(unwanted(tx, worker_id), is_paused(tx, renewed.pipeline, renewed.stage))
+
+
+def unwanted(tx: Connection, worker_id: str) -> list[int]:
+    """Return the ids of the stage runs that this worker must stop, because their job has ended or is to end."""
+    return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
+
+
+def retire(tx: Connection, worker_id: str, fenced: Fenced | None) -> set[str]:
+    """Remove a worker's row, release the stage runs that it still holds, and return the queues to ring.
+
+    With ``fenced``, the error that a fenced worker ends with, their attempts fail with it instead.
+    """
+    tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
+    attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
+    held = sorted(tx.execute(attempts).tuples())
+    if fenced is not None:
+        failures = [Failure(stage_run_id, attempt, worker_id, fenced) for stage_run_id, attempt in held]
+        return _queues(fail(tx, failures))
+    return _queues(release(tx, held, worker_id))
+
+
+def forgive(tx: Connection, worker_id: str) -> None:
+    """Change the error ``worker_lost`` of a worker's attempts to ``fenced``, because it lives.
+
+    A stage run that has used up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers
+    from renewing. One that has failed keeps it as well, because its job's error quotes it.
+    """
+    at_worker = select(AttemptErrorRow.stage_run_id).where(AttemptErrorRow.worker == worker_id)
+    of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(at_worker))
+    tx.execute(select(JobRow.id).where(JobRow.id.in_(of_runs)).order_by(JobRow.id).with_for_update(key_share=True))
+    errors = tx.execute(
+        select(
+            AttemptErrorRow.stage_run_id,
+            AttemptErrorRow.attempt,
+            AttemptErrorRow.error,
+            StageRunRow.failures,
+            StageRunRow.retries,
+        )
+        .join(StageRunRow, StageRunRow.id == AttemptErrorRow.stage_run_id)
+        .where(AttemptErrorRow.worker == worker_id, StageRunRow.state != StageRunState.FAILED.value)
+        .order_by(AttemptErrorRow.stage_run_id)
+    ).all()
+    for row in errors:
+        failures = dict(row.failures or {})
+        limits = DEFAULT_RETRIES if row.retries is None else RetryLimits(**row.retries)
+        times = failures.get("fenced", 0)
+        if row.error["code"] != WorkerLost.code or times >= limits.fenced:
+            continue
+        error = Fenced(f"worker {worker_id} was cut off while it ran this, and lived", stage=row.error.get("stage"))
+        is_row = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
+        tx.execute(update(AttemptErrorRow).where(*is_row).values(error=error.to_dict()))
+        if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
+            failures |= {"worker_lost": failures["worker_lost"] - 1, "fenced": times + 1}
+            apart = "" if is_last_chance(failures, limits) else None
+            counts = {"failures": failures, "apart": apart}
+            tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(**counts))
+
+
+def give_files(tx: Connection) -> None:
+    """Give queued stage runs of an unknown pipeline file that of a worker of their stage, so that it may claim them.
+
+    Such are those of jobs that were written before workers compared their files.
+    """
+    live = select(WorkerRow.pipeline, WorkerRow.stage, func.max(WorkerRow.pipeline_digest).label("digest"))
+    for row in tx.execute(live.where(_SERVES).group_by(WorkerRow.pipeline, WorkerRow.stage)).all():
+        tx.execute(
+            update(StageRunRow)
+            .where(
+                StageRunRow.pipeline == row.pipeline,
+                StageRunRow.stage == row.stage,
+                StageRunRow.pipeline_digest == "",
+                state_is(StageRunRow.state, StageRunState.QUEUED),
+            )
+            .values(pipeline_digest=row.digest)
+        )
+
+
+def remove_lost(tx: Connection, since: float) -> None:
+    """Remove the rows of workers whose lease ran out, and who had as long to renew it since ``since``, in seconds."""
+    had_time = WorkerRow.lease_until - WorkerRow.renewed_at <= now() - since
+    gone = (
+        select(WorkerRow.id)
+        .where(WorkerRow.lease_until <= now(), had_time)
+        .order_by(WorkerRow.id)
+        .with_for_update(skip_locked=True)
+    )
+    tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(gone)))
+
+
+def free_lost(tx: Connection) -> tuple[int, set[str]]:
+    """Free up to FREED_AT_ONCE running stage runs whose worker has no row. Return their number, and the queues to ring.
+
+    If the number is FREED_AT_ONCE, there may be others: call again.
+    """
+    is_gone = ~exists().where(WorkerRow.id == StageRunRow.owner)
+    outcomes = _free(tx, is_gone, limit=FREED_AT_ONCE)
+    return len(outcomes), _queues(outcomes)
+
+
+def _free(tx: Connection, condition: ColumnElement[bool], limit: int | None = None) -> list[Outcome]:
+    """Fail the running stage runs that match with ``worker_lost``, and return the outcomes."""
+    running = select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition)
+    failures = [
+        Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))
+        for row in sorted(tx.execute(running.limit(limit)).all(), key=lambda row: row.id)
+    ]
+    return fail(tx, failures) if failures else []
+
+
+def _queues(outcomes: Sequence[Outcome]) -> set[str]:
+    return {queue for outcome in outcomes for queue in outcome.queues}
+
+
+def workers(tx: Connection) -> list[WorkerView]:
+    """Return the workers with a live lease and a loaded engine, sorted by pipeline, stage and slot."""
+    running = running_by_worker(tx)
+    rows = tx.execute(
+        select(WorkerRow.__table__).where(_SERVES).order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
+    )
+    return [WorkerView.model_validate({**row._mapping, "running": running.get(row.id, 0)}) for row in rows]
+
+
+def running_by_worker(tx: Connection) -> dict[str, int]:
+    """Return the number of stage runs that each worker runs, by worker id; workers that run none are left out."""
+    rows = tx.execute(
+        select(StageRunRow.owner, func.count().label("running")).where(_IS_RUNNING).group_by(StageRunRow.owner)
+    )
+    return {row.owner: row.running for row in rows}

@@ -1,0 +1,69 @@
+"""Garbage: the objects in the store that no row needs any longer, and those to which no row ever referred (orphans).
+
+A transaction that lets go of objects notes them as garbage, so that after a crash the next pruner still finds them.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+
+from sqlalchemy import Connection, delete, select
+
+from omni_jobs.database.statement import Statements
+from omni_jobs.database.tables import ArtifactRow, GarbageRow, JobRow, StageRunRow
+from omni_jobs.jobs.values import Garbage, StoredSnapshot
+from omni_jobs.states import StageRunState
+
+_sql = Statements(__file__)
+INSERT_GARBAGE = _sql.bulk("insert_garbage", "job_id what")
+_KEY = re.compile(
+    r"jobs/[0-9a-f]{2}/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?"
+)
+
+
+def garbage(tx: Connection, at_most: int, after: int) -> list[Garbage]:
+    """Return up to ``at_most`` notes of objects to delete, the oldest first, those with an id above ``after``."""
+    notes = select(GarbageRow.id, GarbageRow.what).where(GarbageRow.id > after)
+    rows = tx.execute(notes.order_by(GarbageRow.id).limit(at_most))
+    return [Garbage(row.id, row.what) for row in rows]
+
+
+def collected(tx: Connection, ids: Collection[int]) -> None:
+    """Remove the garbage notes with these ids, after their objects were deleted."""
+    if ids:
+        tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))
+
+
+def orphans(tx: Connection, keys: Iterable[str]) -> set[str]:
+    """Return those of these keys of jobs' objects to which no row refers. Other keys are left out.
+
+    The objects of an attempt that still runs count as referred to, and the snapshot of a stage run that has not ended.
+    The media of a job whose submit is under way do not, so do not pass the keys of young objects.
+    """
+    parsed = {key: match for key in keys if (match := _KEY.match(key)) is not None}
+    if not parsed:
+        return set()
+    job_ids = sorted({match["job"] for match in parsed.values()})
+    media = {
+        row.id: set() if row.inputs_gone else {item["key"] for item in row.media}
+        for row in tx.execute(select(JobRow.id, JobRow.media, JobRow.inputs_gone).where(JobRow.id.in_(job_ids)))
+    }
+    kept: set[str] = set().union(*media.values())
+    running: set[tuple[str, str, int]] = set()
+    table = StageRunRow
+    columns = (table.job_id, table.stage, table.attempt, table.state, table.payload_ref, table.snapshot)
+    for run in tx.execute(select(*columns).where(table.job_id.in_(job_ids))):
+        if run.payload_ref is not None:
+            kept.add(run.payload_ref["key"])
+        if run.snapshot is not None and not StageRunState(run.state).is_final:
+            kept.update(StoredSnapshot.of(run.snapshot).keys)
+        if run.state == StageRunState.RUNNING.value:
+            running.add((run.job_id, run.stage, run.attempt))
+    kept.update(
+        ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.job_id.in_(job_ids))).scalars()
+    )
+    return {
+        key
+        for key, match in parsed.items()
+        if key not in kept
+        and not (match["attempt"] and (match["job"], match["stage"], int(match["attempt"])) in running)
+    }

@@ -1,0 +1,197 @@
+"""Prune: delete the data of jobs that ended long enough ago, and old events.
+
+The pruner checks a job when its ``prune_at`` has come. It deletes in SQL the data that are due, and writes rows of
+``garbage`` for their objects in the same transaction, so that after a crash the next pruner still finds the objects.
+Jobs that have not ended have no ``prune_at``. It was computed from the retention of whoever wrote it. If the pruner's
+is longer, it checks the job early and computes ``prune_at`` anew; if shorter, ``hasten`` finds the jobs that are due.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import AnyRow, Statements, listed
+from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
+from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.jobs.keep import stored_bytes
+from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.values import PruneResult, Retention
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.storage import job_prefix
+
+_sql = Statements(__file__)
+_ids = bindparam("ids", type_=Text)
+_SET_PRUNED = _sql.bulk("set_pruned", "job prune_at payloads_gone inputs_gone artifacts_gone")
+_DROP_PAYLOADS = (
+    update(StageRunRow)
+    .where(
+        one_of(StageRunRow.job_id, _ids),
+        or_(StageRunRow.payload_ref.is_not(None), StageRunRow.payload_inline.is_not(None)),
+    )
+    .values(payload_ref=null(), payload_inline=null(), payload_gone=true())
+)
+# The jobs that may have payloads in the object store: with a payload that is not inline, or an attempt that was lost.
+_WITH_STORED_PAYLOADS = (
+    select(StageRunRow.job_id)
+    .where(one_of(StageRunRow.job_id, _ids))
+    .group_by(StageRunRow.job_id)
+    .having(
+        or_(
+            func.count(StageRunRow.payload_ref) > 0,
+            func.max(StageRunRow.attempt) > 1,
+            func.count().filter(StageRunRow.state != StageRunState.SUCCEEDED.value) > 0,
+        )
+    )
+)
+
+
+def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
+    """Delete what ``retention`` keeps no longer: data of up to ``at_most`` jobs, and up to ``at_most`` old events.
+
+    Objects are only noted as garbage. Return how many jobs lost each kind of data, and how many events went.
+    """
+    at: float = tx.execute(select(now())).scalar_one()
+    jobs = tx.execute(
+        select(
+            JobRow.id,
+            JobRow.state,
+            JobRow.media,
+            JobRow.finished_at,
+            JobRow.payloads_gone,
+            JobRow.inputs_gone,
+            JobRow.artifacts_gone,
+        )
+        .where(JobRow.prune_at <= at, JobRow.finished_at.is_not(None))
+        .order_by(JobRow.prune_at)
+        .limit(at_most)
+        .with_for_update(skip_locked=True)
+    ).all()
+    events = _prune_events(tx, at - retention.events_s, at_most)
+    if not jobs:
+        return PruneResult(events=events)
+    ids_of_all = [job.id for job in jobs]
+    before = stored_bytes.of_jobs(tx, ids_of_all)
+    deleted = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
+    kept = [job for job in jobs if job.finished_at + retention.jobs_s > at]
+    payloads = [job for job in kept if not job.payloads_gone and _payloads_due(job, retention) <= at]
+    inputs = [job for job in kept if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
+    artifacts = [job for job in kept if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
+    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
+    _delete(tx, deleted)
+    if payloads:
+        ids = {"ids": listed(job.id for job in payloads)}
+        with_objects = sorted(tx.execute(_WITH_STORED_PAYLOADS, ids).scalars())
+        INSERT_GARBAGE.run(tx, [(job_id, f"{job_prefix(job_id)}payloads/") for job_id in with_objects])
+        tx.execute(_DROP_PAYLOADS, ids)
+    INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}inputs/") for job in inputs if job.media])
+    INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
+    if artifacts:
+        tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
+    gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
+    _SET_PRUNED.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in kept])
+    stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, ids_of_all)))
+    return PruneResult(
+        checked=len(jobs),
+        payloads=len(payloads),
+        inputs=len(inputs),
+        artifacts=len(artifacts),
+        jobs=len(deleted),
+        events=events,
+    )
+
+
+def hasten(tx: Connection, retention: Retention, after: float | None, at_most: int) -> float | None:
+    """Bring the next check of jobs forward to now, of which ``retention`` already keeps something no longer.
+
+    Look at about ``at_most`` of the jobs whose ``prune_at`` is later than ``after``; of those that are not due for
+    None. Return the last ``prune_at`` that was looked at, with which to go on, and None when all jobs were.
+    """
+    at: float = tx.execute(select(now())).scalar_one()
+    after = at if after is None else after
+    page = select(JobRow.prune_at).where(JobRow.prune_at > after).order_by(JobRow.prune_at).limit(at_most).subquery()
+    last = tx.execute(select(func.max(page.c.prune_at))).scalar_one()
+    if last is None:
+        return None
+    of_page = and_(JobRow.prune_at > after, JobRow.prune_at <= last)
+    stale = select(JobRow.id).where(of_page, JobRow.finished_at.is_not(None), _is_due(retention, at))
+    due = tx.execute(stale.with_for_update(skip_locked=True)).scalars().all()
+    if due:
+        tx.execute(update(JobRow).where(one_of(JobRow.id, _ids)).values(prune_at=at), {"ids": listed(due)})
+    return float(last)
+
+
+def _is_due(retention: Retention, at: float) -> ColumnElement[bool]:
+    """Return the SQL condition that a job has something which ``retention`` keeps no longer."""
+    is_completed = JobRow.state.concat("") == JobState.COMPLETED.value  # no index of states serves it
+    kept = (
+        (JobRow.payloads_gone, or_(is_completed, JobRow.finished_at <= at - retention.payloads_s)),
+        (JobRow.inputs_gone, JobRow.finished_at <= at - retention.inputs_s),
+        (JobRow.artifacts_gone, JobRow.finished_at <= at - retention.artifacts_s),
+    )
+    return or_(JobRow.finished_at <= at - retention.jobs_s, *(and_(gone.is_(False), is_over) for gone, is_over in kept))
+
+
+def _payloads_due(job: AnyRow, retention: Retention) -> float:
+    kept_s = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
+    return float(job.finished_at) + kept_s
+
+
+def _after(
+    job: AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
+) -> tuple[str, float, bool, bool, bool]:
+    """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
+    gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
+    due = (_payloads_due(job, retention), job.finished_at + retention.inputs_s, job.finished_at + retention.artifacts_s)
+    times = [at for at, is_gone in zip(due, gone, strict=True) if not is_gone]
+    return job.id, min([*times, job.finished_at + retention.jobs_s]), *gone
+
+
+def _prune_events(tx: Connection, before: float, at_most: int) -> int:
+    """Delete up to ``at_most`` events that were written before this time. Return their number."""
+    oldest = select(EventRow.id, EventRow.at).order_by(EventRow.id).limit(at_most).subquery()
+    return tx.execute(
+        delete(EventRow).where(EventRow.id.in_(select(oldest.c.id).where(oldest.c.at <= before)))
+    ).rowcount
+
+
+def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
+    if job_ids:
+        tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
+        tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
+
+
+def delete_job(tx: Connection, job_id: str) -> None:
+    """Delete a job, and note its objects as garbage. Raises NotFound, and Conflict while the job has not ended.
+
+    Do nothing for a job that is deleted already and whose objects are still garbage.
+    """
+    state = None
+    if job_id.isprintable():
+        state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
+        is_garbage = exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id))
+        if state is None and tx.execute(select(is_garbage)).scalar_one():
+            return  # deleted a moment ago, perhaps by an earlier try of this transaction
+    if state is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    if not JobState(state).is_final:
+        raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
+    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id))])
+    before = stored_bytes.of_jobs(tx, [job_id])
+    _delete(tx, [job_id])
+    stored_bytes.add(tx, stored_bytes.change(before, {}))

@@ -1,0 +1,121 @@
+"""Claim: give a worker the next stage runs of its stage, by their turns, many in one transaction.
+
+A claim waits for no lock: it passes over stage runs that another transaction has locked, and does not start a job
+that another has locked, because that one is about to end the job or to start it. A suspect (``omni_jobs.retry``) is
+claimed by itself, before all others, and only by a worker that runs nothing else. A busy worker that meets one sets it
+apart for itself and claims nothing more until it is idle; other workers pass over it.
+
+A worker that keeps slots for high jobs asks for so many stage runs of any jobs, and for so many further ones of high
+jobs. The latter are found by an index of their own, because none may stand at the beginning of a long line.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from omni_jobs.database.statement import Statements, execute_pipelined, listed
+from omni_jobs.database.tables import decode_json
+from omni_jobs.errors import Fenced
+from omni_jobs.jobs.life.successors import retry_limits, stage_names
+from omni_jobs.jobs.values import Claim, Claims, StoredSnapshot
+from omni_jobs.retry import is_last_chance
+from omni_jobs.storage import ObjectRef
+
+_sql = Statements(__file__)
+
+
+def claim(
+    tx: Connection, worker_id: str, at_most: int, of_high: int, is_idle: bool, held: Collection[int] | None = None
+) -> Claims:
+    """Claim up to ``at_most`` stage runs for a worker, and up to ``of_high`` further ones of high jobs.
+
+    :meth:`omni_jobs.jobs.Jobs.claim` explains it. With ``held``, the ids that the worker knows it holds, the answer of
+    an earlier try may be lost. Claims nothing while the worker's lease is over. Raises Fenced when the worker has no
+    row any more.
+    """
+    if held is not None and (lost := _lost_grants(tx, worker_id, held)):
+        return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)
+    worker = {"worker": worker_id}
+    wanted = {name: number for name, number in (("claim_next", at_most), ("claim_next_high", of_high)) if number}
+    [(has_lease, suspect)], *granted = execute_pipelined(
+        tx,
+        [
+            (_sql["lease_and_suspect"], worker),
+            *((_sql[name], worker | {"at_most": str(number)}) for name, number in wanted.items()),
+        ],
+    )
+    if has_lease is None:
+        raise Fenced(f"the lease of worker {worker_id} is gone")
+    if not has_lease:  # a renewal brings it back, unless a rescuer or the slot's next worker is faster
+        return Claims(())
+    if suspect is None:
+        claimed = dict(zip(wanted, granted, strict=True))
+        return Claims(
+            _read(tx, worker_id, [id_ for rows in granted for (id_,) in rows], of_high),
+            more=len(claimed.get("claim_next", ())) == at_most > 0,
+            more_high=len(claimed.get("claim_next_high", ())) == of_high > 0,
+        )
+    name = "claim_suspect" if is_idle else "set_suspect_apart"
+    [changed] = execute_pipelined(tx, [(_sql[name], worker | {"suspect": str(suspect)})])
+    if not changed:  # another worker was faster, and passes the ring on; or its row is locked, and a poll finds it
+        return Claims(())
+    if not is_idle:
+        return Claims((), suspect_waits=True)
+    return Claims(_read(tx, worker_id, [suspect], of_high), more=True, more_high=True)
+
+
+def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[int]:
+    """Return the ids of the stage runs that the worker runs in SQL, beside those that it knows it holds."""
+    [running] = execute_pipelined(tx, [(_sql["running_of_worker"], {"worker": worker_id})])
+    return sorted({id_ for (id_,) in running}.difference(held))
+
+
+def _read(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -> list[Claim]:
+    """Start the jobs of stage runs that the worker has claimed, and return the claims in the order of their turns."""
+    if not ids:
+        return []
+    claimed = {"ids": listed(ids)}
+    _, stage_runs, jobs, payloads, _ = execute_pipelined(
+        tx,
+        [
+            (_sql["start_unless_locked"], claimed),
+            (_sql["claimed_stage_runs"], claimed),
+            (_sql["claimed_jobs"], claimed),
+            (_sql["claimed_payloads"], claimed),
+            (_sql["note_turn_of_line" if of_high else "note_turn"], claimed | {"worker": worker_id}),
+        ],
+    )
+    job_of_id = {job[0]: job for job in jobs}
+    payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline in payloads}
+    return [_claim(run, job_of_id[run[1]], payload_of) for run in stage_runs]
+
+
+def _claim(
+    stage_run: Sequence[Any], job: Sequence[Any], payload_of: dict[tuple[str, str], ObjectRef | bytes | None]
+) -> Claim:
+    """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``, and of payloads by job and stage."""
+    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, snapshot = stage_run
+    _, pipeline, request, media, seed = job
+    upstream = stage_names(inputs)
+    failures = {} if failed is None else decode_json(failed)
+    return Claim(
+        stage_run_id=stage_run_id,
+        job_id=job_id,
+        stage=stage,
+        attempt=attempt,
+        pipeline=pipeline,
+        request=decode_json(request),
+        media=() if upstream or media == "[]" else decode_json(media),
+        seed=seed,
+        upstream={earlier: payload_of[job_id, earlier] for earlier in upstream},
+        has_successors=bool(has_successors),
+        failures=failures,
+        alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
+        is_high=bool(is_high),
+        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
+    )
+
+
+def _payload(ref: str | None, inline: bytes | None) -> ObjectRef | bytes | None:
+    return inline if ref is None else ObjectRef.model_validate_json(ref)

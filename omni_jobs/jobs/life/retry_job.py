@@ -1,0 +1,212 @@
+"""Retry: run an ended job again at its user's wish, from the stage that failed or from an earlier one."""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
+
+from omni_jobs.database.tables import (
+    RETRY_TOKEN,
+    ArtifactRow,
+    AttemptErrorRow,
+    EventRow,
+    GarbageRow,
+    JobRow,
+    StageRunRow,
+    encode_json,
+)
+from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
+from omni_jobs.jobs.keep import stored_bytes
+from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.life.successors import QUOTA, Run
+from omni_jobs.jobs.life.transition import INSERT_EVENT, QUEUE_IF_PENDING, JobTransition
+from omni_jobs.jobs.order import quota
+from omni_jobs.jobs.order.take_turns import take_turns
+from omni_jobs.jobs.order.virtual_times import Wish
+from omni_jobs.priority import Priority
+from omni_jobs.states import JobState, StageRunState
+
+KEPT_EVENTS: Final = 100
+"""The newest events of a job that a retry keeps: who retries and cancels without end fills no database."""
+
+KEPT_ATTEMPTS: Final = 100
+"""The newest attempts of a stage run whose errors a retry keeps."""
+
+_RETRIED = "job.retried"
+
+_START_OVER = (
+    update(StageRunRow)
+    .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))
+    .values(
+        state=StageRunState.PENDING.value,
+        failures=None,
+        owner=None,
+        apart=None,
+        reason=None,
+        due=None,
+        queue_deadline=None,
+        queued_at=None,
+        started_at=None,
+        finished_at=None,
+        progress=None,
+        result=None,
+        payload_ref=None,
+        payload_inline=None,
+        payload_bytes=None,
+        payload_gone=False,
+        finish_reason=None,
+        warnings=None,
+        snapshot=None,
+    )
+)
+_newest = select(func.max(EventRow.number)).where(EventRow.job_id == bindparam("job")).scalar_subquery()
+_FORGET_EVENTS = delete(EventRow).where(EventRow.job_id == bindparam("job"), EventRow.number <= _newest - KEPT_EVENTS)
+_attempts = select(StageRunRow.attempt).where(StageRunRow.id == AttemptErrorRow.stage_run_id).scalar_subquery()
+_FORGET_ERRORS = delete(AttemptErrorRow).where(
+    AttemptErrorRow.stage_run_id.in_(bindparam("ids", expanding=True)),
+    AttemptErrorRow.attempt <= _attempts - KEPT_ATTEMPTS,
+)
+
+
+def retry(
+    tx: Connection, job_id: str, from_stage: str | None, retry_token: str, only_known_tenants: bool = False
+) -> set[str]:
+    """Run an ended job again, and return the queues to ring; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
+
+    With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant has no row.
+    ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
+    so that a try whose predecessor was committed changes nothing and returns the same queues.
+    """
+    transition = JobTransition.of_job(tx, job_id)
+    state = transition.states[job_id]
+    if _is_committed(tx, job_id, retry_token):
+        return transition.queues(transition.runs_of(job_id))
+    if not state.is_final:
+        raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
+    by_prefix = exists().where(GarbageRow.job_id == job_id, GarbageRow.what.endswith("/"))
+    if tx.execute(select(by_prefix)).scalar_one():
+        # Its objects are being deleted; a new attempt's must not be among them. A single key is of an old attempt.
+        raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")
+    runs = {run.stage: run for run in transition.runs_of(job_id)}
+    again = _to_run_again(job_id, runs, from_stage)
+    _check_inputs(tx, job_id, runs, again)
+    before = stored_bytes.of_jobs(tx, [job_id])
+    _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
+    limited = _give_turn(tx, job_id, only_known_tenants)
+    ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
+    if limited is not None:
+        tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
+        quota.forget(tx, [job_id])  # its end under an older build left its row
+        queues = quota.enter(tx, {job_id: limited})
+    else:
+        QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
+        queues = {run.queue for run in ready}
+    stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
+    return queues
+
+
+def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:
+    """Return the stages to run: those that did not succeed, ``from_stage``, and all that follow from these."""
+    if from_stage is not None and from_stage not in runs:
+        raise InvalidRequest(f"job {job_id} has no stage {from_stage!r:.80}", field="from_stage")
+    again = {stage for stage, run in runs.items() if run.state != StageRunState.SUCCEEDED or stage == from_stage}
+    if not again:
+        raise Conflict(f"job {job_id} has completed: name the stage to run it again from", field="from_stage")
+    has_grown = True
+    while has_grown:
+        has_grown = False
+        for stage, run in runs.items():
+            if stage not in again and again.intersection(run.inputs):
+                again.add(stage)
+                has_grown = True
+    return again
+
+
+def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: Collection[str]) -> None:
+    """Raise Conflict when an input of the stages ``again`` is not kept; it names the stage to retry from."""
+    needed = set(again)
+    gone: set[str] = set()
+    unchecked = list(again)
+    while unchecked:
+        for earlier in runs[unchecked.pop()].inputs:
+            if earlier not in needed and runs[earlier].payload_gone:
+                gone.add(earlier)
+                needed.add(earlier)
+                unchecked.append(earlier)
+    job = tx.execute(select(JobRow.media, JobRow.inputs_gone).where(JobRow.id == job_id)).one()
+    if job.inputs_gone and job.media and any(not runs[stage].inputs for stage in needed):
+        raise Conflict(f"the media of job {job_id} are not kept any longer: submit it anew", field="job_id")
+    if gone:
+        first = [stage for stage in runs if stage in gone and not gone.intersection(runs[stage].inputs)]
+        raise Conflict(
+            f"the payload of stage {', '.join(sorted(gone))} is not kept any longer: "
+            f"retry from stage {' or '.join(first)}",
+            field="from_stage",
+        )
+
+
+def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
+    """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one.
+
+    Events and errors of long ago go as well.
+    """
+    # An end leaves no snapshot, but for one that an older build recorded, which knows of none.
+    keys = [run.payload_key for run in runs if run.payload_key is not None]
+    keys += [key for run in runs if run.snapshot is not None for key in run.snapshot.keys]
+    ids = [run.id for run in runs]
+    keys += [
+        ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()
+    ]
+    if keys:
+        tx.execute(delete(ArtifactRow).where(ArtifactRow.stage_run_id.in_(ids)))
+        INSERT_GARBAGE.run(tx, [(job_id, key) for key in keys])
+    tx.execute(_START_OVER, {"ids": ids})
+    tx.execute(
+        update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(
+            state=JobState.QUEUED.value,
+            ending=None,
+            error=None,
+            error_code=None,
+            deadline=None,
+            retries=JobRow.retries + 1,
+            started_at=None,
+            finished_at=None,
+            prune_at=None,
+            payloads_gone=False,
+            artifacts_gone=False,
+        )
+    )
+    data = {"stages": [run.stage for run in runs], RETRY_TOKEN: retry_token}
+    INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
+    tx.execute(_FORGET_EVENTS, {"job": job_id})
+    tx.execute(_FORGET_ERRORS, {"ids": ids})
+
+
+def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | None:
+    """Give the job a new turn, as if it had been submitted now, and its stage runs the job's pipeline file.
+
+    Return its wish for one if its tenant has the limit ``running_jobs``, whose quota gives the turn; else None.
+    """
+    columns = (JobRow.pipeline, JobRow.tenant, JobRow.priority, JobRow.pipeline_digest, JobRow.cost)
+    job = tx.execute(select(*columns).where(JobRow.id == job_id)).one()
+    stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
+    wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages), job.cost)
+    [turn], _, limited, unknown = take_turns(tx, [wish])
+    if only_known_tenants and unknown:
+        raise Unauthenticated
+    values = {"turn": turn, "pipeline_digest": job.pipeline_digest, "is_high": job.priority == Priority.HIGH}
+    tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
+    return wish if job.tenant in limited else None
+
+
+def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:
+    """Return whether an earlier try of this transaction was committed and its answer lost."""
+    last = tx.execute(
+        select(EventRow.data)
+        .where(EventRow.job_id == job_id, EventRow.type == _RETRIED)
+        .order_by(EventRow.id.desc())
+        .limit(1)
+    ).scalar_one_or_none()
+    return last is not None and last[RETRY_TOKEN] == retry_token

@@ -1,0 +1,379 @@
+"""``JobTransition``: changes some jobs under a lock. Every end of a running stage run goes through here.
+
+The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id, then tenants by name,
+then their rows of stored bytes.
+Whoever ends a running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage
+once. A claim takes no lock of a job that it must wait for. Claims and progress skip rows that are locked, so they wait
+for nobody.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, Self
+
+from sqlalchemy import Connection
+
+from omni_jobs.database.statement import Rows, Statements, execute_pipelined, listed, run_all
+from omni_jobs.database.tables import decode_json, encode_json
+from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
+from omni_jobs.jobs.keep import stored_bytes
+from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
+from omni_jobs.jobs.order import quota
+from omni_jobs.jobs.values import Completion, StoredSnapshot
+from omni_jobs.retry import is_last_chance, retry_delay
+from omni_jobs.states import JobState, StageRunState
+
+_sql = Statements(__file__)
+# The names say the guard: COMPLETE_IF_RUNNING changes a stage run only while it runs the row's attempt.
+COMPLETE_IF_RUNNING = _sql.bulk(
+    "complete_if_running",
+    "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at",
+)
+END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at")
+REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason")
+SET_SNAPSHOT_IF_HELD = _sql.bulk("set_snapshot_if_held", "stage_run held_attempt worker snapshot")
+QUEUE_IF_PENDING = _sql.bulk("queue_if_pending", "stage_run at")
+SET_JOB = _sql.bulk("set_job", "job state ending error error_code at prune_at no_payloads")
+FORGET_PAYLOAD = _sql.bulk("forget_payload", "stage_run")
+INSERT_EVENT = _sql.bulk("insert_event", "job_id type data at")
+INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at")
+INSERT_ARTIFACT = _sql.bulk("insert_artifact", "job_id name stage_run media_type ref at")
+_NO_FAILURES: Mapping[str, int] = MappingProxyType({})
+_HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
+_JOB_STATES = {state.value: state for state in JobState}
+_STAGE_RUN_STATES = {state.value: state for state in StageRunState}
+_by_first = itemgetter(0)
+
+
+class JobTransition:
+    """A change of some jobs, locked until the database transaction ends, and of their stage runs.
+
+    ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
+    ``write`` writes the changes and all that follows from them, in a few statements for any number of jobs.
+
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id. What is noted shows in them at once, what
+    follows from it after ``write``. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
+    """
+
+    def __init__(
+        self,
+        tx: Connection,
+        ids: Iterable[str | int],
+        *,
+        lock: str = "lock_jobs",
+        read: str = "stage_runs_of_jobs",
+    ) -> None:
+        """Lock the jobs with these ids, and read their stage runs. Ids that no job has are left out.
+
+        ``lock`` and ``read`` name the SQL statements for this; ``of_stage_runs`` gives others, for stage runs' ids.
+        """
+        # Each statement sees what is committed when it begins, so the second sees all that the first waited for.
+        parameters = {"ids": listed(ids)}
+        jobs, runs = execute_pipelined(tx, [(_sql[lock], parameters), (_sql[read], parameters)])
+        self._tx = tx
+        self.now: float = jobs[0][-1] if jobs else 0.0
+        self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, *_ in jobs}
+        self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, *_ in jobs if ending is not None}
+        self._tenants: dict[str, str] = {job_id: tenant for job_id, *_, tenant, _ in jobs}
+        self._stored_bytes: Counter[str] = Counter()  # the changes of what tenants keep stored
+        self.states: dict[str, JobState] = dict(self._stored_states)
+        self.runs: dict[int, Run] = {}
+        self._runs_of_job: dict[str, list[Run]] = {}
+        self._quota_tenants: dict[str, str] = {}  # of the jobs that count against a limit
+        self._let_in: set[str] = set()  # the queues of jobs that were let in
+        self._read_runs(runs)
+        self._succeeded_runs: list[Run] = []
+        self._delayed: set[int] = set()
+        self._job_errors: dict[str, Mapping[str, Any]] = {}
+        # Rows for the statements of the same names.
+        self._succeeded: Rows = []
+        self._ended: Rows = []
+        self._requeued: Rows = []
+        self._errors: Rows = []
+        self._artifacts: Rows = []
+        self._job_changes: Rows = []
+        self._events: Rows = []
+        self._garbage: Rows = []
+
+    @classmethod
+    def of_job(cls, tx: Connection, job_id: str) -> Self:
+        """Lock one job, and return its transition. Raises NotFound."""
+        transition = cls(tx, [job_id] if job_id.isprintable() else [])
+        if not transition.states:
+            raise NotFound(f"there is no job {job_id!r}", field="job_id")
+        return transition
+
+    @classmethod
+    def of_stage_runs(cls, tx: Connection, ids: Iterable[int]) -> Self:
+        """Lock the jobs of these stage runs, and return their transition. Ids that no stage run has are left out."""
+        return cls(tx, ids, lock="lock_jobs_of_stage_runs", read="stage_runs_of_same_jobs")
+
+    def _read_runs(self, rows: Iterable[Sequence[Any]]) -> None:
+        self._runs_of_job = {job_id: [] for job_id in self.states}
+        for row in sorted(rows, key=_by_first):
+            *columns, tenant = row
+            run = _run(columns)
+            if run.job_id in self.states:  # else its job was written since the jobs were locked
+                self.runs[run.id] = run
+                self._runs_of_job[run.job_id].append(run)
+                if tenant is not None:
+                    self._quota_tenants[run.job_id] = tenant
+
+    def runs_of(self, job_id: str) -> Sequence[Run]:
+        """Return the stage runs of a locked job, sorted by id."""
+        return self._runs_of_job[job_id]
+
+    def find(self, state: StageRunState, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
+        """Return the stage run if it is in this state, at this attempt and owned by this worker; else None."""
+        run = self.runs.get(stage_run_id)
+        if run is None or (run.state, run.attempt, run.owner) != (state, attempt, worker_id):
+            return None
+        return run
+
+    def is_active(self, run: Run) -> bool:
+        """Return whether the stage run's job goes on: it is queued or in progress, and no error is noted for it."""
+        return self.states[run.job_id] in ACTIVE and run.job_id not in self._job_errors
+
+    # Ends of running stage runs.
+
+    def succeed(self, run: Run, completion: Completion) -> None:
+        """Note that a running stage run of an active job has succeeded."""
+        run.state = StageRunState.SUCCEEDED
+        self._drop_snapshot(run)
+        ref = completion.payload
+        run.payload_bytes = completion.payload_bytes
+        run.payload_key = None if ref is None else ref.key
+        self._succeeded_runs.append(run)
+        self._succeeded.append(
+            (
+                run.id,
+                run.attempt,
+                completion.result_json,
+                None if ref is None else ref.model_dump_json(),
+                completion.inline_payload,
+                completion.payload_bytes,
+                completion.finish_reason,
+                encode_json([dict(each) for each in completion.warnings]) if completion.warnings else None,
+                self.now,
+            )
+        )
+        stored = len(completion.result_json) + completion.payload_bytes
+        stored += sum(artifact.ref.size for artifact in completion.artifacts)
+        self._stored_bytes[self._tenants[run.job_id]] += stored
+        self._artifacts.extend(
+            (run.job_id, artifact.name, run.id, artifact.media_type, artifact.ref.model_dump_json(), self.now)
+            for artifact in completion.artifacts
+        )
+
+    def fail(self, run: Run, error: OmniJobsError) -> None:
+        """Note the error of a running stage run: it is queued again, or fails its job, or is cancelled with it."""
+        retry_class = error.retry_class or "other"
+        run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
+        details = error.to_dict()
+        details.setdefault("stage", run.stage)
+        self._errors.append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
+        delay_s = retry_delay(error, run.failures, run.retries)
+        if not self.is_active(run):
+            self._end(run, StageRunState.CANCELLED)
+        elif delay_s is not None:
+            self._requeue(run, delay_s)
+        else:
+            if retry_class in _HARM:
+                details = Quarantined(
+                    f"{run.failures[retry_class]} workers {_HARM[retry_class]} while they ran this; "
+                    f"the last: {error.message}",
+                    stage=run.stage,
+                ).to_dict()
+            self._job_errors[run.job_id] = details
+            self._end(run, StageRunState.FAILED)
+
+    def hand_back(self, run: Run) -> None:
+        """Note that a running stage run ended without a result or an error, which counts as no failure.
+
+        It is queued again, or cancelled if its job is not active any more.
+        """
+        if self.is_active(run):
+            self._requeue(run, 0.0)
+        else:
+            self._end(run, StageRunState.CANCELLED)
+
+    def _requeue(self, run: Run, delay_s: float) -> None:
+        run.state = StageRunState.QUEUED
+        run.owner = None
+        due = self.now + delay_s
+        reason = "retry_backoff" if delay_s else None
+        apart = "" if is_last_chance(run.failures, run.retries) else None
+        self._requeued.append((run.id, run.attempt, _failures_json(run), due, apart, reason))
+        if delay_s:
+            self._delayed.add(run.id)
+
+    def _end(self, run: Run, state: StageRunState) -> None:
+        run.state = state
+        self._drop_snapshot(run)
+        self._ended.append((run.id, run.attempt, state.value, _failures_json(run), self.now))
+
+    def _drop_snapshot(self, run: Run) -> None:
+        """Note the snapshots of a stage run that ends as garbage; the statement of its end clears them in the row."""
+        if run.snapshot is not None:
+            self._garbage += [(run.job_id, key) for key in run.snapshot.keys]
+            run.snapshot = None
+
+    def stop(self, errors: Mapping[str, Expired | None]) -> None:
+        """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
+
+        ``errors`` holds each job's error by job id. A job with an error ends as expired, one with None as cancelled.
+        """
+        waiting = [run for job_id in errors for run in self._runs_of_job[job_id] if not run.state.is_final]
+        self._cancel_waiting(waiting)
+        # Read again: a claim, which waits for no lock of a started job, may have come before the cancellation.
+        self._read_runs(_sql["stage_runs_of_jobs"].rows(self._tx, {"ids": listed(self.states)}))
+        for job_id, error in errors.items():
+            self.states[job_id] = JobState.CANCELLING
+            self._endings[job_id] = JobState.CANCELLED if error is None else JobState.EXPIRED
+            if error is not None:
+                self._job_errors[job_id] = error.to_dict()
+
+    def _cancel_waiting(self, runs: Iterable[Run]) -> None:
+        """Cancel those of these stage runs that nobody has claimed."""
+        by_id = {run.id: run for run in runs}
+        parameters = {"ids": listed(by_id), "at": str(self.now)}
+        cancelled = [by_id[id_] for (id_,) in _sql["cancel_if_waiting"].rows(self._tx, parameters)]
+        snapshots = [(run.job_id, run.snapshot) for run in cancelled if run.snapshot is not None]
+        INSERT_GARBAGE.run(self._tx, [(job_id, key) for job_id, snapshot in snapshots for key in snapshot.keys])
+
+    # What follows.
+
+    def write(self, prune_after_s: float = 0.0) -> None:
+        """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
+
+        The pruner checks a job ``prune_after_s`` after its end if it completed with one attempt a stage, else at once.
+        Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
+        """
+        to_queue: list[Run] = []
+        to_cancel: list[Run] = []
+        for job_id in self._stored_states:
+            ending = self._endings.get(job_id, JobState.CANCELLED)
+            step = next_step(self.states[job_id], self._runs_of_job[job_id], ending)
+            to_queue += step.queue
+            to_cancel += step.cancel
+            self.states[job_id] = step.job_state
+            self._note_job(job_id, ending, prune_after_s)
+        self._write_rows(to_queue)
+        if to_cancel:  # after the rest, because what was queued again a moment ago may be among them
+            self._cancel_waiting(to_cancel)
+        self._end_quota()
+        for run in to_queue:
+            run.state = StageRunState.QUEUED
+        for run in to_cancel:
+            run.state = StageRunState.CANCELLED
+
+    def _note_job(self, job_id: str, ending: JobState, prune_after_s: float) -> None:
+        """Note the new state of a job and its event, unless the job has this state already."""
+        state = self.states[job_id]
+        if state == self._stored_states[job_id]:
+            return
+        error = self._job_errors.get(job_id)
+        error_json, code = (None, None) if error is None else (encode_json(error), error["code"])
+        finished_at = prune_at = self.now if state.is_final else None
+        # A completed job needs no payloads any more; only an attempt that was lost may have left some.
+        no_payloads = state == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
+        if no_payloads:
+            prune_at = self.now + prune_after_s
+        new_ending = ending.value if state == JobState.CANCELLING else None
+        self._job_changes.append(
+            (job_id, state.value, new_ending, error_json, code, finished_at, prune_at, int(no_payloads))
+        )
+        data = "{}" if error is None else encode_json({"error": error})
+        self._events.append((job_id, f"job.{state.value}", data, self.now))
+
+    def _write_rows(self, to_queue: Sequence[Run]) -> None:
+        unneeded = self._unneeded_payloads()
+        garbage = self._garbage + [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
+        ended = (
+            (COMPLETE_IF_RUNNING, self._succeeded),
+            (END_IF_RUNNING, self._ended),
+            (REQUEUE_IF_RUNNING, self._requeued),
+        )
+        for _, rows in ended:
+            rows.sort(key=_by_first)
+        for run in unneeded:
+            self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0
+        # Tenants' rows are locked before those of stored bytes, by jobs that end and let in others.
+        stored = [] if self._quota_tenants else stored_bytes.rows_of(self._stored_bytes)
+        run_all(
+            self._tx,
+            (
+                *ended,
+                (SET_JOB, self._job_changes),
+                (INSERT_EVENT, self._events),
+                (INSERT_ERROR, self._errors),
+                (INSERT_ARTIFACT, self._artifacts),
+                (QUEUE_IF_PENDING, [(run.id, self.now) for run in to_queue]),
+                (FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
+                (INSERT_GARBAGE, garbage),
+                (stored_bytes.ADD_STORED_BYTES, stored),
+            ),
+            exact=len(ended),
+        )
+
+    def _end_quota(self) -> None:
+        """Let in others in place of the jobs that have ended and count against their tenants' limits."""
+        ended = {
+            job_id: tenant
+            for job_id, tenant in self._quota_tenants.items()
+            if self.states[job_id].is_final and not self._stored_states[job_id].is_final
+        }
+        if ended:
+            self._let_in = quota.leave(self._tx, ended)
+        if self._quota_tenants:
+            stored_bytes.add(self._tx, self._stored_bytes)
+
+    def _unneeded_payloads(self) -> list[Run]:
+        """Return the stage runs with payloads that no stage needs any more.
+
+        Those are all payloads of jobs that completed, and stored ones whose successors have all succeeded.
+        """
+        unneeded: list[Run] = []
+        just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken their payloads yet
+        for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
+            runs = self._runs_of_job[job_id]
+            if self.states[job_id] == JobState.COMPLETED:
+                unneeded += [run for run in runs if run.has_payload]
+            else:
+                unneeded += unneeded_payloads(runs)
+        return [run for run in unneeded if run.id not in just_made]
+
+    def queues(self, runs: Iterable[Run]) -> set[str]:
+        """Return the queues to ring after ``write``: of ``runs`` that are queued and due now, and of jobs let in."""
+        due = {run.queue for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed}
+        return due | self._let_in
+
+
+def _run(row: Sequence[Any]) -> Run:
+    """Make a Run of the columns of ``stage_runs_of_jobs``, without the last one, the tenant of its job's quota."""
+    id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, *more = row
+    gone, reason, snapshot = more
+    return Run(
+        id_,
+        job_id,
+        stage,
+        queue,
+        stage_names(inputs),
+        _STAGE_RUN_STATES[state],
+        attempt,
+        _NO_FAILURES if failures is None else decode_json(failures),
+        retry_limits(retries),
+        owner,
+        payload_bytes,
+        payload_key=None if ref is None else decode_json(ref)["key"],
+        payload_gone=gone,
+        reason=reason,
+        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
+    )
+
+
+def _failures_json(run: Run) -> str | None:
+    return encode_json(run.failures) if run.failures else None

@@ -1,0 +1,1 @@
+"""The order in which queued stage runs are claimed: turns, quotas, pauses."""

@@ -1,0 +1,167 @@
+"""Calibrate: keep estimates of waits with what became of them, and make a stage's later intervals of that.
+
+The rescuer does this for each stage, a round after the other. It asks for the estimates of a few stage runs that
+wait, as a user would, and keeps the answers; so the calibration stands for whoever may ask, and no read writes.
+``omni_jobs.jobs.read.estimates`` is the policy.
+"""
+
+import random
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, func, select, update
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.insert_unless_there import insert_unless_there
+from omni_jobs.database.tables import CalibrationRow, EstimateRow, StageRunRow, WorkerRow
+from omni_jobs.jobs.order.pause import is_paused
+from omni_jobs.jobs.read import estimates, line
+from omni_jobs.jobs.read.estimates import FIRST_FACTORS, RECENT, Interval, Tails
+from omni_jobs.jobs.read.line import Line
+from omni_jobs.states import StageRunState
+from omni_jobs.views import CalibrationView
+
+KEPT = 1000
+"""The number of a stage's newest estimates that are kept."""
+
+_OPEN_AT_MOST = 200  # estimates of a stage whose wait has not ended; near it, fewer are made
+
+_SAMPLED_AT_MOST = 4  # of a long line, in a round
+
+_OPEN = EstimateRow.waited_s.is_(None)
+
+
+def lines(tx: Connection) -> list[Line]:
+    """Return the lines with work for ``calibrate``: in which stage runs wait for live workers, or waits may have ended.
+
+    An idle system has none, so that it writes nothing.
+    """
+    served = select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest).where(
+        WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True)
+    )
+    found = {each for row in tx.execute(served.distinct()) if line.length(tx, each := Line(*row))}
+    stages = {(each.pipeline, each.stage) for each in found}
+    waiting = tx.execute(select(EstimateRow.pipeline, EstimateRow.stage).where(_OPEN).distinct())
+    return sorted([*found, *(Line(*row, "") for row in waiting if tuple(row) not in stages)])
+
+
+def calibrate(tx: Connection, each: Line) -> None:
+    """Note which waits of a line's stage have ended, adapt its factors, and make estimates for a few that wait.
+
+    Do nothing while another process does it.
+    """
+    stage: dict[str, Any] = {"pipeline": each.pipeline, "stage": each.stage}
+    first = {"low_factor": FIRST_FACTORS.low, "high_factor": FIRST_FACTORS.high}
+    tails = {"low_tail": Tails().low, "high_tail": Tails().high}
+    insert_unless_there(tx, CalibrationRow, **stage, **first, **tails)
+    is_stage = (CalibrationRow.pipeline == each.pipeline, CalibrationRow.stage == each.stage)
+    mine = tx.execute(
+        select(CalibrationRow.low_tail, CalibrationRow.high_tail).where(*is_stage).with_for_update(skip_locked=True)
+    ).one_or_none()
+    if mine is None:
+        return
+    if is_paused(tx, each.pipeline, each.stage):  # its waits depend on who paused it alone
+        tx.execute(delete(EstimateRow).where(*_is_of(each), _OPEN))
+        return
+    adapted = _settle(tx, each, Tails(*mine))
+    factors = estimates.factors(_ratios(tx, each), adapted)
+    tx.execute(
+        update(CalibrationRow)
+        .where(*is_stage)
+        .values(low_factor=factors.low, high_factor=factors.high, low_tail=adapted.low, high_tail=adapted.high)
+    )
+    if count := line.length(tx, each):
+        _sample(tx, each, count)
+    _prune(tx, each)
+
+
+def calibrations(tx: Connection) -> list[CalibrationView]:
+    """Return how many of each stage's kept intervals have held, sorted by pipeline and stage."""
+    held = EstimateRow.waited_s.between(EstimateRow.low_s, EstimateRow.high_s)
+    rows = tx.execute(
+        select(
+            EstimateRow.pipeline,
+            EstimateRow.stage,
+            func.count(EstimateRow.waited_s).label("estimates"),
+            func.sum(case((held, 1), else_=0)).label("held"),
+        )
+        .group_by(EstimateRow.pipeline, EstimateRow.stage)
+        .order_by(EstimateRow.pipeline, EstimateRow.stage)
+    )
+    return [
+        CalibrationView(
+            pipeline=row.pipeline,
+            stage=row.stage,
+            estimates=row.estimates,
+            held=row.held,
+            share=row.held / row.estimates if row.estimates else None,
+        )
+        for row in rows
+    ]
+
+
+def _settle(tx: Connection, each: Line, tails: Tails) -> Tails:
+    """Note the waits that have ended, drop those that never will by a claim, and return the tails after them."""
+    columns = (EstimateRow.id, EstimateRow.at, EstimateRow.low_s, EstimateRow.high_s)
+    waiting = select(*columns, StageRunRow.state, StageRunRow.started_at)
+    waiting = waiting.join_from(EstimateRow, StageRunRow, StageRunRow.id == EstimateRow.stage_run_id, isouter=True)
+    never = []
+    for row in tx.execute(_of(waiting, each).where(_OPEN).order_by(EstimateRow.id)).all():
+        if row.started_at is not None and row.started_at >= row.at:
+            waited_s = row.started_at - row.at
+            tx.execute(update(EstimateRow).where(EstimateRow.id == row.id).values(waited_s=waited_s))
+            tails = tails.after(estimates.beyond(waited_s, Interval(row.low_s, row.high_s)))
+        elif row.state != StageRunState.QUEUED.value:
+            never.append(row.id)
+    if never:
+        tx.execute(delete(EstimateRow).where(EstimateRow.id.in_(never)))
+    return tails
+
+
+def _ratios(tx: Connection, each: Line) -> list[float]:
+    """Return the ratios of the stage's newest estimates; a wait that is longer than was told counts as far as it is."""
+    elapsed = now() - EstimateRow.at
+    newest = _of(select(EstimateRow.point_s, func.coalesce(EstimateRow.waited_s, elapsed).label("waited_s")), each)
+    newest = newest.where(EstimateRow.waited_s.is_not(None) | (elapsed > EstimateRow.high_s))
+    rows = tx.execute(newest.order_by(EstimateRow.id.desc()).limit(RECENT))
+    return [estimates.ratio(row.waited_s, row.point_s) for row in rows]
+
+
+def _sample(tx: Connection, each: Line, count: int) -> None:
+    """Keep the estimates of the line's last stage run and of random ones, more of a long line, because more would ask.
+
+    Unless many of which nobody knows the end are kept already.
+    """
+    waiting = tx.execute(_of(select(func.count()), each).where(_OPEN)).scalar_one()
+    if random.random() < waiting / _OPEN_AT_MOST:  # noqa: S311
+        return
+    pace, factors = line.pace(tx, each), line.factors_of(tx, each)
+    numbers = random.choices(range(count), k=1 + min(count // 8, _SAMPLED_AT_MOST))  # noqa: S311
+    for standing in line.standing_at(tx, each, numbers):
+        wait = line.expected_wait(line.place(tx, each, standing), pace, factors, standing.is_high)
+        if wait is not None and wait.point_s:
+            insert_unless_there(
+                tx,
+                EstimateRow,
+                stage_run_id=standing.stage_run_id,
+                pipeline=each.pipeline,
+                stage=each.stage,
+                at=now(),
+                point_s=wait.point_s,
+                low_s=wait.told.low_s,
+                high_s=wait.told.high_s,
+            )
+
+
+def _prune(tx: Connection, each: Line) -> None:
+    """Delete the stage's estimates but the newest KEPT."""
+    last = _of(select(EstimateRow.id), each).order_by(EstimateRow.id.desc()).offset(KEPT).limit(1)
+    tx.execute(delete(EstimateRow).where(*_is_of(each), EstimateRow.id <= last.scalar_subquery()))
+
+
+def _is_of(each: Line) -> tuple[Any, Any]:
+    return EstimateRow.pipeline == each.pipeline, EstimateRow.stage == each.stage
+
+
+def _of(query: Any, each: Line) -> Any:
+    """Return the query, of estimates of the line's stage alone."""
+    return query.where(*_is_of(each))
