@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-from omni_jobs.api.held_bodies import Body
 from omni_jobs.errors import OmniJobsError, RequestTooLarge
+from omni_jobs.http.held_bodies import Body
 from omni_jobs.settings import BULK_GROUP_BYTES
 
 _GROUP_LINES = 256

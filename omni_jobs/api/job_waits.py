@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from anyio.to_thread import run_sync
 
-from omni_jobs.api.places import Connection
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.http.places import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_jobs.api.app import create_app
-from omni_jobs.api.log_lines import log_config
-from omni_jobs.api.protocol import bounded_protocol
 from omni_jobs.api.services import Services
+from omni_jobs.http.log_lines import log_config
+from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.settings import Settings
 
 _GRACE_S = 5

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from fastapi import Request, Response
 
-from omni_jobs.api.transport import Transport
+from omni_jobs.http.transport import Transport
 
 _NAME: Final = "omni_jobs_session"
 _SAME_SITE: Final[Literal["strict"]] = "strict"

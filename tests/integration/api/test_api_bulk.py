@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_jobs.api.bulk_lines import groups_of_lines
-from omni_jobs.api.held_bodies import Body, HeldBytes
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
 from omni_jobs.database.database import Database
+from omni_jobs.http.held_bodies import Body, HeldBytes
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
 

@@ -178,5 +178,5 @@ def test_log_lines_name_the_request(settings: Settings, tmp_path: Path) -> None:
     assert [line for line in lines if f"[{made}]" in line and '"GET /healthz HTTP/1.1" 200' in line], log
     of_mine = [line for line in lines if "[mine]" in line]
     assert [line for line in of_mine if '"GET /v1/jobs HTTP/1.1" 503' in line], log
-    assert [line for line in of_mine if "GET /v1/jobs: " in line], log  # of omni_jobs.api.error_answers
+    assert [line for line in of_mine if "GET /v1/jobs: " in line], log  # of omni_jobs.http.error_answers
     assert [line for line in lines if "[-] Application startup complete" in line], log

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from omni_jobs.api.log_lines import KeyFilter
+from omni_jobs.http.log_lines import KeyFilter
 
 KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from omni_jobs.api.places import SLOW_BYTES_PER_S, SPARE_PLACES, Places, is_slow
+from omni_jobs.http.places import SLOW_BYTES_PER_S, SPARE_PLACES, Places, is_slow
 
 
 class Client:

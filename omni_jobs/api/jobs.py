@@ -5,20 +5,20 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request, Response
 
-from omni_jobs.api.body_reader import read_body
-from omni_jobs.api.error_answers import errors
 from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, SUBMITS
 from omni_jobs.api.needs import Reader, Submitter, Viewer
-from omni_jobs.api.path_prefix import below
-from omni_jobs.api.request_parameters import (
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.http.body_reader import read_body
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.path_prefix import below
+from omni_jobs.http.request_parameters import (
     JOB_ID,
     CancelAfter,
     JobId,
     PlainNumber,
     idempotency_key_header,
 )
-from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.api.switch_interval import short_switch_interval
+from omni_jobs.http.switch_interval import short_switch_interval
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Detail, as_written
 from omni_jobs.requests import cancel_after

@@ -1,10 +1,10 @@
-"""omni_jobs.api.transport: names and addresses of this server, however they are written."""
+"""omni_jobs.http.transport: names and addresses of this server, however they are written."""
 
 from pathlib import Path
 
 import pytest
 
-from omni_jobs.api.transport import Transport, host_name
+from omni_jobs.http.transport import Transport, host_name
 from omni_jobs.settings import Settings
 
 

@@ -5,11 +5,11 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from omni_jobs.api.client_network import client_network
-from omni_jobs.api.error_answers import headers_of
-from omni_jobs.api.error_shape import shape_of
 from omni_jobs.api.services import ServicesDep
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.http.client_network import client_network
+from omni_jobs.http.error_answers import headers_of
+from omni_jobs.http.error_shape import shape_of
 from omni_jobs.views import ErrorView, RequestErrorView
 
 router = APIRouter(tags=["health"])

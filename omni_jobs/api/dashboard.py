@@ -11,14 +11,14 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from omni_jobs.api.client_network import client_network
-from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Reader, Viewer
-from omni_jobs.api.path_prefix import below
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
-from omni_jobs.api.shown_types import SHOWN_TYPES
-from omni_jobs.api.switch_interval import short_switch_interval
+from omni_jobs.http.client_network import client_network
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.path_prefix import below
+from omni_jobs.http.shown_types import SHOWN_TYPES
+from omni_jobs.http.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import ArtifactView, Counts, ErrorView, Page, StageRunView, WaitingView, WarningView, WorkerView
 
@@ -182,7 +182,7 @@ def _page() -> tuple[bytes, str]:
 
     It allows the page's own script and style, this server's answers and pictures, and previews, which stand in answers.
     """
-    html = files("omni_jobs.api.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
+    html = files("omni_jobs.api").joinpath("dashboard.html").read_text(encoding="utf-8")
     script, style = (_hash_of(tag, html) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "

@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from omni_jobs.api.error_shape import shape_of
 from omni_jobs.errors import (
     InvalidRequest,
     LimitReached,
@@ -26,6 +25,7 @@ from omni_jobs.errors import (
     StorageFull,
     Unauthenticated,
 )
+from omni_jobs.http.error_shape import shape_of
 from omni_jobs.requests.complaints import words_of
 from omni_jobs.views import RequestErrorView
 

@@ -4,8 +4,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.api.error_answers import answer_to
 from omni_jobs.errors import ServerBusy
+from omni_jobs.http.error_answers import answer_to
 
 
 class CancelledRequests:

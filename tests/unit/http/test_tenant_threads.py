@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from omni_jobs.api.tenant_threads import TenantThreads
 from omni_jobs.errors import ServerBusy
+from omni_jobs.http.tenant_threads import TenantThreads
 
 PATIENCE_S = 30.0
 

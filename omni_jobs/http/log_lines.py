@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 
 from uvicorn.config import LOGGING_CONFIG
 
-from omni_jobs.api.request_ids import current_request_id
+from omni_jobs.http.request_ids import current_request_id
 from omni_jobs.tenants.key_store import mask_keys
 
 

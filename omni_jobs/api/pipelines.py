@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from fastapi import APIRouter
 
-from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Reader
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.database.clock import as_datetime
+from omni_jobs.http.error_answers import errors
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.views import BoundsView, FormatView, OutputView, PipelineList, PipelineView, StageView

@@ -15,15 +15,9 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
-from omni_jobs.api.body_reader import check_content_type
 from omni_jobs.api.bulk_answers import Answers
 from omni_jobs.api.bulk_lines import BulkLine, groups_of_lines, size_of
-from omni_jobs.api.client_network import client_network
-from omni_jobs.api.error_answers import errors
-from omni_jobs.api.error_shape import shape_of
-from omni_jobs.api.held_bodies import Body
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.request_parameters import CancelAfter, idempotency_key_header
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import (
     DatabaseUnavailable,
@@ -34,6 +28,12 @@ from omni_jobs.errors import (
     TooSlow,
     Unauthenticated,
 )
+from omni_jobs.http.body_reader import check_content_type
+from omni_jobs.http.client_network import client_network
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.error_shape import shape_of
+from omni_jobs.http.held_bodies import Body
+from omni_jobs.http.request_parameters import CancelAfter, idempotency_key_header
 from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import cancel_after

@@ -1,4 +1,4 @@
-"""The internals of uvicorn on which omni_jobs.api.protocol relies. A version that lacks one fails here first."""
+"""The internals of uvicorn on which omni_jobs.http.protocol relies. A version that lacks one fails here first."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ import httptools
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from omni_jobs.api.protocol import bounded_protocol
+from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.settings import Settings
 
 ROOT = Path(__file__).parents[3]

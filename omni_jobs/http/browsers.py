@@ -9,9 +9,9 @@ nobody can point an address elsewhere.
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.api.error_answers import DEFAULT_HEADERS, answer_to
-from omni_jobs.api.transport import Transport, host_name, is_address, is_local_name
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
+from omni_jobs.http.error_answers import DEFAULT_HEADERS, answer_to
+from omni_jobs.http.transport import Transport, host_name, is_address, is_local_name
 from omni_jobs.settings import Settings
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
-from omni_jobs.api.error_answers import errors
 from omni_jobs.api.needs import Administrator
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.database.clock import as_datetime
+from omni_jobs.http.error_answers import errors
 from omni_jobs.views import CalibrationView, StagePauseView
 
 router = APIRouter(prefix="/v1", tags=["stages"])

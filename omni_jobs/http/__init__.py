@@ -1,0 +1,1 @@
+"""The plumbing of HTTP: connections, bodies, heads, ids, errors. It knows nothing of jobs."""
