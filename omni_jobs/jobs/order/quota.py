@@ -33,6 +33,7 @@ _sql = Statements(__file__)
 LET_IN_AT_ONCE = 500
 """The most jobs of a tenant that one transaction lets in. The rescuer calls ``let_in`` until it lets in none."""
 
+WEIGHTS_AND_LIMITS = _sql["weights_and_limits"]
 _INSERT = _sql.bulk("insert_quota_jobs_unless_there", "job_id tenant turn cost")
 _SET_LINES = _sql.bulk("set_quota_turns", "pipeline tenant high normal low")
 _SET_TURN = _sql.bulk("set_turn", "job_id turn")
@@ -165,5 +166,5 @@ def tenants_with_held_jobs(tx: Connection) -> Sequence[str]:
 
 def limits(tx: Connection, tenants: Iterable[str]) -> dict[str, int | None]:
     """Return the limit ``running_jobs`` of each of these tenants that has a row; None: no limit."""
-    rows = _sql["weights_and_limits"].rows(tx, {"ids": listed(tenants)})
+    rows = WEIGHTS_AND_LIMITS.rows(tx, {"ids": listed(tenants)})
     return {name: running_limit(its_limits) for name, _, its_limits in rows}

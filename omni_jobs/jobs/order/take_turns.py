@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from omni_jobs.database.statement import Statements, execute_pipelined, listed
-from omni_jobs.jobs.order.quota import running_limit
+from omni_jobs.jobs.order.quota import WEIGHTS_AND_LIMITS, running_limit
 from omni_jobs.jobs.order.turns import Lines, next_turn
 from omni_jobs.jobs.order.virtual_times import Wish, virtual_times
 
@@ -36,7 +36,7 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
         {"ids": listed({pipeline for pipeline, _ in wanted}), "keys": listed({tenant for _, tenant in wanted})},
     )
     names = {"ids": listed({wish.tenant for wish in wishes})}
-    tenants, keep_tenants = ((_sql[name], names) for name in ("weights_and_limits", "keep_tenants"))
+    tenants, keep_tenants = (WEIGHTS_AND_LIMITS, names), (_sql["keep_tenants"], names)
     last, tenant_rows, [(at,)] = execute_pipelined(tx, [lock, tenants, (_sql["time"], {})])
     if not {(row[0], row[1]) for row in last}.issuperset(wanted):
         _INSERT_TURNS.run(tx, wanted)

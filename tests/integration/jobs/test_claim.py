@@ -8,10 +8,13 @@ import pytest
 from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.database.statement import statement
+from omni_jobs.database.statement import Statement, Statements
 from omni_jobs.errors import Fenced, ModelError, OutOfMemory
 from omni_jobs.jobs import Claim, Claims, Jobs
+from omni_jobs.jobs.life import claim as claim_module
+from omni_jobs.jobs.life import transition
 from omni_jobs.jobs.life.transition import JobTransition
+from omni_jobs.jobs.order import quota, take_turns, virtual_times
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState
 from tests.integration.job_steps import (
@@ -374,28 +377,34 @@ PARAMETERS = {
     "job_id": "a",
     "rows": '[{"job_id": "a", "turn": 1}]',
 }
-OF_A_CLAIM = (
+OF_CLAIM = (
     *("lease_and_suspect", "claim_next", "claim_next_high", "claim_suspect", "set_suspect_apart"),
     *("running_of_worker", "start_unless_locked", "claimed_stage_runs", "claimed_jobs", "claimed_payloads"),
     *("note_turn", "note_turn_of_line"),
 )
-OF_A_SUBMIT = ("first_turn", "weights_and_limits", "lock_turns", "highest_turn")
-OF_A_QUOTA = (
-    *("count_let_in", "let_in", "queue_if_held", "stage_runs_of_jobs"),
-    *("stages_of_jobs", "set_turn", "turns_of", "quota_turns"),
+OF_QUOTA = (
+    *("count_let_in", "let_in", "queue_if_held", "stages_of_jobs", "set_turn", "turns_of", "quota_turns"),
+    "weights_and_limits",
 )
+HOT = {
+    claim_module: OF_CLAIM,
+    take_turns: ("lock_turns",),
+    virtual_times: ("first_turn", "highest_turn"),
+    quota: OF_QUOTA,
+    transition: ("stage_runs_of_jobs",),
+}
 IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "note_turn_of_line", "first_turn", "let_in")
 
 
-def plan(tx: Connection, name: str) -> str:
+def plan(tx: Connection, name: str, statement: Statement) -> str:
     """The database's plan for a statement; PostgreSQL's is the one that it would keep for any parameters."""
     if tx.dialect.name == "sqlite":
-        compiled = statement(name).compiled(tx.dialect)
+        compiled = statement.compiled(tx.dialect)
         rows = tx.exec_driver_sql(
             f"EXPLAIN QUERY PLAN {compiled.text}", tuple(PARAMETERS[each] for each in compiled.parameters)
         )
     else:
-        prepared = statement(name).prepared
+        prepared = statement.prepared
         tx.exec_driver_sql(prepared.definition.replace(prepared.name, name))
         values = ", ".join(f"'{PARAMETERS[each]}'" for each in prepared.parameters)
         rows = tx.exec_driver_sql(f"EXPLAIN EXECUTE {name}({values})")
@@ -415,7 +424,11 @@ def test_no_hot_statement_sorts_or_scans_what_waits(jobs: Jobs, database: Databa
     with database.begin() as tx:
         if database.dialect == "postgresql":
             tx.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
-        plans = {name: plan(tx, name) for name in (*OF_A_CLAIM, *OF_A_SUBMIT, *OF_A_QUOTA)}
+        plans = {
+            name: plan(tx, name, Statements(str(module.__file__))[name])
+            for module, names in HOT.items()
+            for name in names
+        }
     scans = re.compile("SCAN (stage_runs|run|jobs?|quota)|Seq Scan")
     assert {name: found for name, found in plans.items() if scans.search(found)} == {}
     for name in IN_ORDER:

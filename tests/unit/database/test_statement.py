@@ -36,6 +36,13 @@ def test_every_text_is_used_beside_it(path: Path) -> None:
 
 
 @each_file
+def test_what_the_file_beside_it_names_is_there(path: Path) -> None:
+    if path != WORDS:
+        code = path.with_suffix(".py").read_text(encoding="utf-8")
+        assert set(re.findall(r'_sql(?:\[|\.bulk\(\s*)"(\w+)"', code)) <= set(texts(path, "sqlite"))
+
+
+@each_file
 def test_no_two_texts_of_a_file_have_one_name(path: Path) -> None:
     names = re.findall(r"^-- ([a-z]\w*): ", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert names
