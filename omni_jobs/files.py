@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _PIECE_BYTES = 1 << 20  # hashed and written while it is in the CPU's cache
-_GATHERED_BYTES = 64 << 10  # smaller buffers are gathered to so many before they are written
+_GATHERED_BYTES = 64 << 10  # smaller buffers are gathered until they have this many, and then written
 _MAP_NORESERVE = 0x4000  # Linux'; Python's mmap module does not name it before 3.13
 
 

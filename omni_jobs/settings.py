@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     # How many jobs may wait, and how much room data may take.
     max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline.
     max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline and tenant.
-    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # A local object directory or spool leaves so many free.
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # What a local object directory or spool leaves free.
     # The bytes of hidden states that one worker keeps for later stages. None: 8 GiB, or less on a small machine.
     capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
@@ -138,8 +138,8 @@ class Settings(BaseSettings):
     # Decoders: the processes that decode all media.
     decoders: Annotated[int, Field(ge=1, le=256)] | None = None  # Their number. None: one for each core, 2 to 8.
     decoders_waiting: Annotated[int, Field(ge=0)] = 64  # Media that may wait for a decoder; one more is answered 503.
-    decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # A medium waits so long for a decoder, then it is a 503.
-    decoder_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 1 << 30  # A decoder maps so many beside the medium.
+    decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # The longest wait of a medium for a decoder; then 503.
+    decoder_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 1 << 30  # What a decoder may map beside the medium.
     probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A decoder's CPU time for all media of one submit.
     decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # A decoder's CPU time for one medium of a stage run.
 
@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # Further names of this server: a,b. *: any name.
     max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10  # The head of one request.
     max_headers: Annotated[int, Field(ge=1)] = 100  # The number of headers of one request.
-    max_connections: Annotated[int, Field(ge=1)] = 1000  # Fewer where the process may not open so many files.
+    max_connections: Annotated[int, Field(ge=1)] = 1000  # At most half of the files that may be open.
     max_waits: Annotated[int, Field(ge=0)] | None = None  # Long polls at once. None: half of the connections.
     # Of one tenant, where callers are told apart. None: a tenth of the connections.
     max_waits_per_tenant: Annotated[int, Field(ge=0)] | None = None

@@ -281,7 +281,7 @@ class WorkerRow(Base):
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     slots: Mapped[int]  # the number of stage runs that it runs at a time
-    slots_for_high: Mapped[int] = mapped_column(server_default=text("0"))  # so many of them are kept for high jobs
+    slots_for_high: Mapped[int] = mapped_column(server_default=text("0"))  # of ``slots``, those kept for high jobs
     pipeline_version: Mapped[str] = mapped_column(String(20), server_default=text("''"))
     pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))  # Pipeline.digest
     started_at: Mapped[float] = mapped_column(Seconds)

@@ -22,7 +22,7 @@ class BytesLeft:
     limit: int | None
 
     def holds(self, wanted: int) -> bool:
-        """Return whether there is room for so many bytes."""
+        """Return whether there is room for ``wanted`` bytes."""
         return self.limit is None or self.used + wanted <= self.limit
 
 
@@ -49,11 +49,11 @@ class ByteRoom:
         return BytesLeft(await run_sync(self._count, tenant) + taken, limit)
 
     def refusal(self, tenant: str, left: BytesLeft, wanted: int) -> LimitReached | None:
-        """Return why a tenant may not have so many bytes more; None if it may."""
+        """Return why a tenant may not have ``wanted`` bytes more; None if it may."""
         return None if left.holds(wanted) else self._refuse(tenant, left, wanted)
 
     def take(self, tenant: str, left: BytesLeft, wanted: int, until: ExitStack) -> None:
-        """Take room for so many bytes, and give it back as ``until`` closes. Close it once they are in SQL."""
+        """Take room for ``wanted`` bytes, and give it back as ``until`` closes. Close it once they are in SQL."""
         if left.limit is not None and wanted:
             left.used += wanted
             self._taken[tenant] += wanted

@@ -60,7 +60,7 @@ class StageConfig(_Frozen):
     engine: dict[str, Any] = {}  # ``kind`` decides their type: ``engine_settings``
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     slots: Annotated[int, Field(ge=1, le=4096, description="stage runs in flight in one worker")] = 8
-    slots_for_high: Annotated[int, Field(ge=0)] = 0  # so many of the slots are kept for jobs of priority high
+    slots_for_high: Annotated[int, Field(ge=0)] = 0  # of the slots, those kept for jobs of priority high
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     queue_limit_s: Annotated[float, Field(gt=0)] | None = None  # a job that waits longer for this stage expires
     retries: RetryLimits = RetryLimits()

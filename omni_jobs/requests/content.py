@@ -110,7 +110,7 @@ def measure(
     """Measure all media of a request by their headers, then by decoding as far as needed; return each one's info.
 
     ``check_length`` raises for a prompt that is too long. It gets the sizes in the headers before any medium is
-    decoded, and the decoded sizes if they differ. ``longest_audio_s``: about so much of a clip is decoded; None: all.
+    decoded, and the decoded sizes if they differ. Of a clip about ``longest_audio_s`` are decoded; None: all.
     Raises InvalidRequest and RequestTooLarge naming the medium's field, DecodersUnavailable, and what ``check_length``
     raises.
     """

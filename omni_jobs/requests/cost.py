@@ -64,7 +64,7 @@ def cost_of(
 
 
 def estimated_tokens(text_bytes: int, media: Iterable[MediaInfo]) -> float:
-    """Return about how many tokens a prompt of so much text and of these media has, of whichever model."""
+    """Estimate the tokens of a prompt from the bytes of its text and from its media, for any model."""
     return text_bytes / _BYTES_OF_TEXT_A_TOKEN + sum(map(_tokens_of, media))
 
 

@@ -25,7 +25,7 @@ _MAX_DEPTH = 32
 _MAX_VALUES = 50_000  # a few bytes of JSON can become a hundred of memory
 _MAX_KEYS = 256  # of one object, because each unknown key costs an error
 _MAX_OUTSIDE = 8 << 20  # bytes outside of strings: numbers, marks and white space
-_TEXT_AS_JSON = 3  # JSON writes at most so many bytes for one byte of UTF-8, but for control characters
+_TEXT_AS_JSON = 3  # the most bytes of JSON for one byte of UTF-8, but for control characters
 _SMALL = 32 << 10  # a body of so few bytes cannot hold too much of anything
 _LONG = 64 << 10  # a string of more bytes is long
 

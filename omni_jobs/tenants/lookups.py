@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 KEPT_S: Final = 3.0
 _MOST_KEPT = 10_000  # of what is there, and as many of what is not
-_MOST_STRANGERS = 4096  # lookups that may wait for what was not there before,
-_MOST_OF_NETWORK = 1024  # and so many for clients of one network
-_AT_ONCE = 256  # of them in one call of look_up,
-_OF_NETWORK_IN_TURN = 8  # which takes so many of each network in turn
+_MOST_STRANGERS = 4096  # lookups that may wait for what was not there before
+_MOST_OF_NETWORK = 1024  # of these, those of clients of one network
+_AT_ONCE = 256  # lookups in one call of look_up
+_OF_NETWORK_IN_TURN = 8  # lookups that a call takes of one network before the next one's
 
 _Kept = OrderedDict[str, tuple[T, float]]
 

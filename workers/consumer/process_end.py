@@ -19,7 +19,7 @@ from omni_jobs.stack.sentinel import is_resource_tracker
 logger = logging.getLogger(__name__)
 
 SPARE_S = 5.0
-"""After a time has come that was set by ``within``, the process is gone so many seconds later at the latest."""
+"""The seconds after a time set by ``within`` in which the process is gone at the latest."""
 
 
 class ProcessEnd:
@@ -32,7 +32,7 @@ class ProcessEnd:
         self._at = math.inf
 
     def within(self, seconds: float) -> None:
-        """End the process in so many seconds, if it still lives then: something hangs in it."""
+        """End the process after ``seconds``, if it still lives then: something hangs in it."""
         with self._lock:
             at = time.monotonic() + seconds
             if at >= self._at:
@@ -47,7 +47,7 @@ class ProcessEnd:
                 faulthandler.dump_traceback_later(seconds + SPARE_S, exit=True, file=sys.__stderr__)
 
     def unless_again_within(self, seconds: float) -> None:
-        """End the process in so many seconds, unless this or ``within`` is called before: no thread of Python runs.
+        """End the process after ``seconds``, unless this or ``within`` is called before: no thread of Python runs.
 
         Native code keeps the interpreter's lock, or the process was stopped for so long that others have its work.
         """

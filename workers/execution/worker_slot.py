@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-# A holder that may live is watched for so many of its heartbeats, and a moment more for a slow database.
+# A holder that may live is watched for this many of its heartbeats, and some seconds more for a slow database.
 _WATCH_BEATS = 3
 _WATCH_MORE_S = 2.0
 _DATABASE_WAS_AWAY_S = 0.5  # a query that took longer

@@ -13,7 +13,7 @@ from omni_jobs.settings import SECRET_VARIABLES
 
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # only larger blocks are mapped by themselves; mallopt(3) allows no more
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the main heap keeps so many free bytes at its end
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # free bytes that the main heap keeps at its end
     "MALLOC_TOP_PAD_": str(64 << 20),  # a thread's heap is that large, so it never shrinks
 }
 _OF_DATABASE = "PG"  # variables of PostgreSQL's client library, whose password it reads for each new connection

@@ -24,7 +24,7 @@ class GlmSchedules:
         self._config = read_euler_config(checkpoint)
 
     def of(self, patches: int, steps: int) -> Schedule:
-        """Return the schedule of a picture of so many patches: larger ones have more steps near the noise."""
+        """Return the schedule of a picture of ``patches``: larger pictures have more steps near the noise."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(self._config)

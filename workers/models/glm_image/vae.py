@@ -26,7 +26,10 @@ def load_decoder(model: OmniModelConfig, device: torch.device, dtype: str | None
 
 
 def load_colours(checkpoint: Path, device: torch.device) -> Colours:
-    """Return the map of a checkpoint's VAE, which is loaded for it and let go. Raises ConfigError."""
+    """Return the linear map from latents to colours, for previews: load the VAE, fit the map, free the VAE.
+
+    Raises ConfigError.
+    """
     return fit_colours(load_vae(checkpoint, device, torch.float32), _FIELD)
 
 

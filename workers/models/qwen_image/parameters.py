@@ -15,7 +15,7 @@ MAX_SIDE: Final = 2048
 """The longest side in pixels. The model was trained on pictures of up to 1664."""
 
 MOST_SOURCES: Final = 3
-"""The most pictures of an edit: so many Qwen-Image-Edit-Plus was trained on."""
+"""The most pictures of an edit, because Qwen-Image-Edit-Plus was trained on up to three."""
 
 MULTIPLE: Final = 32
 """Pixels: the sides to which pictures of an edit are scaled are multiples of it."""
@@ -44,7 +44,7 @@ class StepParameters(StageParameters):
 
 
 class DrawParameters(StepParameters):
-    """Parameters of a denoising that draws."""
+    """What a job may set for text-to-image: width and height, beside steps and guidance."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
     work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
@@ -65,7 +65,7 @@ _EditSide = Annotated[
 
 
 class EditParameters(StepParameters):
-    """Parameters of a denoising that edits. The size of the result may be left to the pictures."""
+    """What a job may set for an edit: beside steps and guidance the size, which may be left to the pictures."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
     work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}

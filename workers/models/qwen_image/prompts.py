@@ -91,7 +91,7 @@ class QwenImagePromptRenderer:
         return self._tokenizer.encode(request["messages"])
 
     def encode_text(self, text: str, pictures: int = 0) -> list[int]:
-        """Return the token ids of the prompt of this text, which may be empty, for so many pictures, as ``encode``."""
+        """Return the token ids of a prompt of ``text``, which may be empty, and this number of pictures."""
         return self._tokenizer.encode(_message(text, pictures))
 
     def seen_as(self, size: Size) -> Size:

@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 def size_of_area(pixels: int, size: Size) -> Size:
-    """Return the size of about so many pixels in the ratio of another: sides of multiples of 32, at least 32.
+    """Return the size of about ``pixels`` in the ratio of another: sides of multiples of 32, at least 32.
 
     Source: Diffusers, ``calculate_dimensions`` of pipeline_qwenimage_edit_plus.py.
     """

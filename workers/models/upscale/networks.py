@@ -7,7 +7,7 @@ from typing import Final, Literal
 NetworkName = Literal["realesr-animevideov3-x4", "realesrgan-x4plus-anime", "realesrgan-x4plus"]
 
 SCALE: Final = 4
-"""A picture's sides become so many times as long, by every network."""
+"""The factor by which every network enlarges a picture's sides."""
 
 MOST_PIXELS: Final = 1 << 22
 """The pixels of the largest picture that is taken, 2,048 x 2,048; enlarged it takes 192 MiB."""

@@ -8,7 +8,7 @@ from omni_jobs.pipelines.engine_settings import EngineSettings
 
 
 class WhisperEngine(EngineSettings):
-    """Settings of CTranslate2. More workers share one copy of the weights and decode so many windows at a time."""
+    """Settings of CTranslate2. Its workers share one copy of the weights; each decodes one window at a time."""
 
     compute_type: Annotated[
         Literal[

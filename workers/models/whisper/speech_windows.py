@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WINDOW_S = 30
-"""Whisper's encoder takes so many seconds at a time."""
+"""The seconds of sound that Whisper's encoder takes at a time."""
 
 _WINDOW = WINDOW_S * SAMPLING_RATE
 _OVERLAP = SAMPLING_RATE  # a word may have begun at the end of a window in which no speech was found

@@ -109,7 +109,7 @@ class _Report:
         self._texts: list[str] = []
 
     def advance(self, samples: int, segments: list[Segment]) -> None:
-        """Report that so many samples of a recording are done, with these segments."""
+        """Report that the first ``samples`` of a recording are done, with these segments."""
         text = "\n".join([*self._texts, "".join(segment.text for segment in segments).strip()])
         self._progress(Progress(int(self._done_s + samples / SAMPLING_RATE), self._total, "seconds", text))
 

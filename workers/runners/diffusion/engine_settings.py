@@ -34,7 +34,7 @@ class DiffusionEngine(_Overrides, EngineSettings):
     """The settings of a diffusion stage's engine, and those that replace them on one kind of host."""
 
     preview_every_steps: Annotated[
-        int, Field(ge=1, le=1000, description="a job that asks for previews has one after so many steps each")
+        int, Field(ge=1, le=1000, description="steps from one preview to the next, for a job that asks for them")
     ] = 5
     cpu: _Overrides | None = None
     cuda: _Overrides | None = None

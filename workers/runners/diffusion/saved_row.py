@@ -26,7 +26,7 @@ class SavedRow:
                 raise ModelError(f"it was saved with {self._values.get(name)!r}, not {value!r}", field=f"values.{name}")
 
     def steps_done(self, steps: int) -> int:
-        """Return ``steps_done`` of a row of so many steps. Raises ModelError when it is not in 0 … ``steps``."""
+        """Return the saved ``steps_done``, of ``steps`` in all. Raises ModelError when it is not in 0 … ``steps``."""
         done = self._values.get("steps_done")
         if not isinstance(done, int) or isinstance(done, bool) or not 0 <= done <= steps:
             raise ModelError(f"{done!r} steps of {steps}", field="values.steps_done")

@@ -11,6 +11,6 @@ class SnapshotInterval:
     every_steps: int | None = None
 
     def is_due(self, seconds: float, steps: int) -> bool:
-        """Return whether a row is to be saved so long, and so many steps, after its last snapshot or its begin."""
+        """Return whether to save a row whose last snapshot, or begin, is ``seconds`` and ``steps`` ago."""
         by_time = self.every_s > 0 and seconds >= self.every_s
         return by_time or (self.every_steps is not None and steps >= self.every_steps)

@@ -139,7 +139,7 @@ class RemoteClient:
         """Send a request and give the answer to a block, whose end closes the connection unless all of it was read.
 
         ``path`` is below the server's base URL, or begins with a slash and is below its origin. The body is ``json``,
-        or a ``form`` with ``files`` by field; a list in a field whose name ends in [] is sent as so many fields.
+        or a ``form`` with ``files`` by field; a list in a field whose name ends in [] is sent as one field each.
         ``kept``: the path names something that the server should have kept.
 
         Raises Setback, also out of the block, ModelError for a redirect, InvalidRequest, RequestTooLarge or ModelError
