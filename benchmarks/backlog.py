@@ -53,8 +53,8 @@ _CLIENTS = 4
 _FIRST, _SECOND = "worker-of-first", "worker-of-second"
 _CLAIMERS = 16  # workers that claim at once
 _QUICK_CLAIMERS = 2
-_CLAIM = 16  # stage runs in a claim of one of them …
-_CLAIMS = 2  # … which makes so many
+_CLAIM = 16  # stage runs in a claim of one of them
+_CLAIMS = 2  # claims of each
 _DEADLINE_S = 86_400.0
 _ANY_NUMBER = 1 << 30
 
@@ -165,7 +165,7 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def _rate_of_several(seconds: Sequence[float]) -> float:
-    """Stage runs a second, of those that each took so many seconds of all the workers."""
+    """Return the stage runs a second of those whose ``seconds`` all the workers spent."""
     return len(seconds) / sum(seconds)
 
 
@@ -217,7 +217,7 @@ class _Side:
     # The fill
 
     def fill(self, count: int) -> float:
-        """Register a worker of each stage, and submit so many jobs as fast as it goes; jobs/s."""
+        """Register a worker of each stage, submit ``count`` jobs as fast as it goes, and return the jobs a second."""
         self.register("first", [_FIRST])
         self.register("second", [_SECOND])
         begin = time.perf_counter()
@@ -233,7 +233,7 @@ class _Side:
             self.jobs.register_worker(worker(self.admitted.pipeline, stage, 2 * _AT_ONCE, worker_id), LEASE_S)
 
     def _submit_directly(self, count: int) -> list[NewJob]:
-        """Submit so many jobs in one transaction, and ring for them, as the API does for a bulk."""
+        """Submit ``count`` jobs in one transaction, and ring for them, as the API does for a bulk."""
         new = self._new_jobs(count)
         answers = self.jobs.submit_all(new)
         self.broker.ring({queue for answer in answers if isinstance(answer, SubmitResult) for queue in answer.queues})

@@ -53,7 +53,7 @@ class Claimers:
             process.join()
 
     def claim(self, database: int, times: int) -> tuple[int, float]:
-        """Claim so many times in each process, from one moment on, and then complete what was claimed.
+        """Claim ``times`` times in each process, from one moment on, and then complete what was claimed.
 
         The database, by the number of its URL, has the workers of ``worker_ids`` already.
         Return the number of stage runs, and the seconds from the first process's begin to the last one's last answer.

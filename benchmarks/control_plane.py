@@ -42,7 +42,7 @@ _ENDED = text("SELECT finished_at FROM jobs WHERE id = :id")
 _UNFINISHED = text("SELECT 1 FROM jobs WHERE state IN ('queued', 'in_progress', 'cancelling') LIMIT 1")
 
 Side = Callable[[int], float]
-"""Runs so many jobs; the seconds from the first submit to the end of the last."""
+"""Runs a number of jobs; returns the seconds from the first submit to the end of the last."""
 
 
 def main() -> None:

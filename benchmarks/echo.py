@@ -56,7 +56,7 @@ class EchoJobs:
         return self._admitted.pipeline
 
     def new(self, count: int, tenant: str = DEFAULT_TENANT, priority: Priority = Priority.NORMAL) -> list[NewJob]:
-        """Return so many new jobs of a tenant."""
+        """Return ``count`` new jobs of a tenant."""
         jobs = (new_job(new_job_id(), self._admitted, (), tenant=tenant) for _ in range(count))
         return [replace(job, priority=priority) for job in jobs]
 

@@ -49,14 +49,14 @@ class Scene:
     name: str
     run_s: float  # how long a stage run takes, in the mean
     spread: float  # the standard deviation of its logarithm
-    drift: float = 0.0  # the mean is so much longer and shorter, by a factor, over a minute
+    drift: float = 0.0  # the factor by which the mean grows and shrinks over a minute
     low: float = 0.6
     high: float = 1.3
     period_s: float = 25.0  # from one rise of the rate to the next
     burst: int = 0  # jobs at once, every 20 s
     tenants: int = 1
     priorities: bool = False
-    workers: tuple[int, ...] = (2,)  # so many serve, each number for 15 s
+    workers: tuple[int, ...] = (2,)  # the numbers that serve, each for 15 s
 
 
 SCENES = (

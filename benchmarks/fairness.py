@@ -255,7 +255,7 @@ class _Stack:
         return int(self.db.read(lambda tx: tx.execute(_WAITING, {"tenants": tenants}).scalar_one()))
 
     def fill(self, number: int, requests: Sequence[EchoJobs]) -> None:
-        """Submit as many low jobs of these requests as are missing from so many that wait; some start meanwhile."""
+        """Submit low jobs of these requests until about ``number`` wait; some start meanwhile."""
         of_each = ceil(max(0, number - self.waiting("a")) / len(requests))
         new = [job for each in requests for job in each.new(of_each, "a", Priority.LOW)]
         random.shuffle(new)
@@ -274,7 +274,7 @@ class _Stack:
         _wait_for(lambda: self.db.read(lambda tx: tx.execute(_UNFINISHED).first()) is None or None)
 
     def waits_of_high(self, number: int) -> list[float]:
-        """Submit so many high jobs, one by one, and return the ms from each one's submit to its start."""
+        """Submit ``number`` high jobs, one by one, and return the ms from each one's submit to its start."""
         ids: list[str] = []
         for _ in track(range(number), description="high jobs", transient=True):
             time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311
@@ -290,7 +290,7 @@ class _Stack:
 
 @contextmanager
 def _stack(kind: str, slots: int, kept: int) -> Iterator[_Stack]:
-    """A context manager that yields a stack whose stages have so many slots, some of them kept for high jobs."""
+    """Yield a stack whose stages have ``slots``, ``kept`` of them for high jobs."""
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory, database(kind) as url:
         config = yaml.safe_load((Settings().resolved_stage_configs / "echo.yaml").read_text(encoding="utf-8"))
         for stage in config["stages"].values():

@@ -2,7 +2,7 @@
 
     python -m benchmarks.handoff --json FILE [--rate 100] [--seconds 20] [--runs 5] [--store local] [--quick]
 
-Jobs of two stages that do nothing arrive one by one, so many a second whatever becomes of them,
+Jobs of two stages that do nothing arrive one by one, ``--rate`` a second whatever becomes of them,
 through PostgreSQL and the embedded stack's workers. All times are the database's:
 
 hand-off    the first stage run's ``finished_at`` to the second's ``started_at``, its claim: the commit

@@ -196,7 +196,7 @@ def through_stack(
 ) -> list[JobView]:
     """Submit all in one call, as ``OmniLLM`` gets them; wait for the end of each, fetch what it made, and return it.
 
-    ``singly``: each in a call of its own, all at once, as so many users would.
+    ``singly``: submit each in a call of its own, all at once, as one user each would.
     """
     bodies = [json.dumps({"model": work.pipeline, **request}).encode() for request in requests]
     jobs = []
