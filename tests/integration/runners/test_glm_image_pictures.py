@@ -196,6 +196,43 @@ def test_alone_both_passes_are_one_forward_where_memory_lets_them(
     assert together[-1] == 2  # memory may be there again after some steps
 
 
+def test_rows_in_company_take_one_half_of_guidance_after_the_other_where_memory_lacks_for_both(
+    checkpoint: Path, model: Denoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [prompt("A lighthouse", steps=2, guidance=2.0, seed=seed) for seed in range(2)]
+    alone = [run(model, [row])[0] for row in rows]
+    short = load(checkpoint)
+    short.joint = MemoryLimit(1 << 20)
+    velocities, together = short._transformer.velocities, list[int]()
+
+    def refuse_both(latents: torch.Tensor, *rest: Any) -> torch.Tensor:
+        together.append(len(latents))
+        if len(together) == 1:
+            raise torch.OutOfMemoryError("no memory")
+        return velocities(latents, *rest)
+
+    monkeypatch.setattr(short._transformer, "velocities", refuse_both)
+    for one, other in zip(alone, run(short, rows), strict=True):
+        assert torch.allclose(tensor(one, "latents"), tensor(other, "latents"), rtol=0, atol=1e-5)
+    assert together == [4, 2, 2, 2, 2]
+
+
+def test_a_picture_without_guidance_is_not_tried_twice_where_memory_lacks(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, tries = load(checkpoint), list[int]()
+    short.joint = MemoryLimit(1 << 20)
+
+    def refuse(latents: torch.Tensor, *rest: Any) -> torch.Tensor:
+        tries.append(len(latents))
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(short._transformer, "velocities", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(short, [prompt(guidance=1.0)])
+    assert (tries, short.joint.units) == ([1], 1 << 20)
+
+
 def test_a_step_that_raises_moves_no_row(model: Denoise) -> None:
     with torch.inference_mode():
         rows = [model.begin(prompt(seed=seed)) for seed in (1, 2)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,15 +19,11 @@ from workers.models.glm_image.vae import load_colours
 from workers.models.pictures.colours import Colours
 from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
-from workers.models.pictures.schedule import Schedule
+from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
 from workers.models.pictures.vae import LATENT
-from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.diffusion.saved_row import SavedRow
-from workers.runners.diffusion.step_budget import MemoryLimit
-from workers.runners.lack_of_memory import lacks_memory
 from workers.stages.engine_args import OmniModelConfig
-from workers.stages.types import TensorTree
 
 TRANSFORMER_CLASS = "GlmImageTransformer2DModel"
 
@@ -58,31 +54,19 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
     )
 
 
-@dataclass(slots=True)
-class LatentRow:
-    """One picture on its way.
+@dataclass(slots=True, kw_only=True)
+class LatentRow(EulerRow):
+    """One picture under way. Its latents are [C, h, w], its conditions each a ``Condition``.
 
-    latents       float32 [1, C, h, w]
-    condition     of the prompt
-    unconditional what guidance leads away from; None without guidance
-    schedule      its own steps
-    size          height and width in pixels
-    velocity      where the last step went, float32 [1, C, h, w]; None before the first
+    size  height and width in pixels
     """
 
-    latents: torch.Tensor
-    condition: Condition
-    unconditional: Condition | None
-    schedule: Schedule
     size: tuple[int, int]
     parameters: DenoiseParameters
-    seed: int
-    steps_done: int = 0
-    velocity: torch.Tensor | None = None
 
 
-class Denoise:
-    """A ``ResumableModel`` and ``PreviewingModel``.
+class Denoise(EulerDenoiser[LatentRow]):
+    """GLM-Image's ``EulerDenoiser``.
 
     A prompt has a tensor ``token_ids`` int64 [h * w], values ``height`` and ``width`` in pixels, and ``glyph_texts``, a
     list of texts. Where it edits pictures it has lists of their image tokens and their latents: ``source_ids``, each
@@ -98,15 +82,11 @@ class Denoise:
         colours: Callable[[], Colours],
     ) -> None:
         """Take the loaded parts; ``colours`` is called when the first preview is asked for."""
+        super().__init__(transformer.device, _MAX_STEP_TOKENS, colours)
         self._transformer = transformer
         self._glyphs = glyphs
         self._schedules = schedules
         self._fingerprint = fingerprint
-        self._load_colours = colours
-        self._colours: Colours | None = None
-        self.max_batch_cost = _MAX_STEP_TOKENS[transformer.device.type]
-        # Tokens up to which a row that is alone takes its two passes in one forward. On a CPU that is no faster.
-        self.joint = MemoryLimit(self.max_batch_cost if transformer.device.type == "cuda" else 0)
 
     def check(self, prompt: DiffusionPrompt[DenoiseParameters]) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
@@ -125,7 +105,7 @@ class Denoise:
         request = _Request.of(prompt, self._transformer.codebook, self._transformer.channels)
         height, width = request.size
         generator = torch.Generator().manual_seed(prompt.seed)
-        noise = torch.randn(1, self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
+        noise = torch.randn(self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
         sources = [(patch_tokens(ids), latents) for ids, latents in request.sources]
         condition = self._transformer.condition(
             self._glyphs.encode(request.glyph_texts),
@@ -137,100 +117,38 @@ class Denoise:
         if request.parameters.guidance_scale > 1:
             unconditional = self._transformer.condition(self._glyphs.without_text, None, request.patches)
         return LatentRow(
-            noise.to(self._transformer.device, self._transformer.dtype).float(),
-            condition,
-            unconditional,
-            self._schedules.of(request.patches, request.parameters.steps),
-            request.size,
-            request.parameters,
-            prompt.seed,
+            schedule=self._schedules.of(request.patches, request.parameters.steps),
+            seed=prompt.seed,
+            latents=noise.to(self.device, self._transformer.dtype).float(),
+            condition=condition,
+            unconditional=unconditional,
+            size=request.size,
+            parameters=request.parameters,
         )
 
-    def step(self, rows: Sequence[LatentRow]) -> None:
-        """Take one step of each row by Euler's method, in one forward pass unless texts differ much in length."""
-        velocities = self._velocities(rows)
-        moved = []
-        for number, row in enumerate(rows):
-            velocity = velocities[number, True]
-            if row.unconditional is not None:
-                unguided = velocities[number, False]
-                velocity = unguided + row.parameters.guidance_scale * (velocity - unguided)
-            sigma, sigma_next = row.schedule.sigmas[row.steps_done : row.steps_done + 2]
-            moved.append((row.latents + (sigma_next - sigma) * velocity, velocity))
-        for row, (latents, velocity) in zip(rows, moved, strict=True):
-            row.latents, row.velocity = latents, velocity
-            row.steps_done += 1
-        self.joint.count_step()
+    def tokens(self, each: Pass[LatentRow]) -> int:
+        keys: int = each.condition.keys
+        return keys
 
-    def _velocities(self, rows: Sequence[LatentRow]) -> Mapping[tuple[int, bool], torch.Tensor]:
-        """Return where each row goes: its number and whether it is guided → float32 [1, C, h, w].
-
-        A row that is alone takes its two passes one after the other where one forward of both is no faster, or does not
-        fit into memory. On a CPU its latents are so those of Diffusers bit for bit.
-        """
-        passes = [
-            _Pass(number, row, condition, guided)
-            for number, row in enumerate(rows)
-            for condition, guided in ((row.condition, True), (row.unconditional, False))
-            if condition is not None
-        ]
-        tokens = sum(each.condition.keys for each in passes)
-        if len(rows) == 1 and tokens <= self.joint.units:
-            try:
-                return self._run(_runs(passes))
-            except RuntimeError as error:
-                if not lacks_memory(error):
-                    raise
-                self.joint.shrink(tokens)  # so that they are tried again only after some steps
-        return self._run(_runs(passes) if len(rows) > 1 else [[each] for each in passes])
-
-    def _run(self, runs: Iterable[Sequence[_Pass]]) -> Mapping[tuple[int, bool], torch.Tensor]:
-        found: dict[tuple[int, bool], torch.Tensor] = {}
-        for run in runs:
-            rows = [each.row for each in run]
-            times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self._transformer.device)
-            latents = torch.cat([row.latents for row in rows])
-            conditions = [each.condition for each in run]
+    def forward(self, passes: Sequence[Pass[LatentRow]]) -> Sequence[torch.Tensor]:
+        """Run the transformer for rows of one size, once unless texts differ much in length: [C, h, w] each."""
+        found: dict[int, torch.Tensor] = {}
+        for numbers in _runs([each.condition for each in passes]):
+            rows = [passes[number].row for number in numbers]
+            times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device)
+            latents = torch.stack([row.latents for row in rows])
+            conditions = [passes[number].condition for number in numbers]
             velocities = self._transformer.velocities(latents, conditions, times, rows[0].size)
-            for each, velocity in zip(run, torch.tensor_split(velocities, len(run)), strict=True):
-                found[each.row_number, each.guided] = velocity
-        return found
+            found.update(zip(numbers, velocities, strict=True))
+        return [found[number] for number in range(len(passes))]
 
-    def finish(self, rows: Sequence[LatentRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield each row's ``latents`` float32 [C, h, w]."""
-        for number, row in enumerate(rows):
-            if wanted(number):
-                yield number, RowOutput({"latents": row.latents[0]})
+    def guided(self, row: LatentRow, plain: torch.Tensor, unguided: torch.Tensor) -> torch.Tensor:
+        return unguided + row.parameters.guidance_scale * (plain - unguided)
 
-    def save(self, row: LatentRow) -> RowOutput:
-        """Return the row's ``latents`` float32 [C, h, w] as they are between two steps."""
-        latents = row.latents[0].to("cpu", copy=True)
-        return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self._origin(row)})
+    def unpacked(self, row: LatentRow, latents: torch.Tensor) -> torch.Tensor:
+        return latents
 
-    def resume(
-        self, prompt: DiffusionPrompt[DenoiseParameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
-    ) -> LatentRow:
-        """Return the row that was saved. Raises ModelError naming what does not fit."""
-        row, saved = self.begin(prompt), SavedRow(tensors, values)
-        saved.check(**self._origin(row))
-        latents = saved.tensor("latents", tuple(row.latents.shape[1:]), torch.float32)
-        row.latents = latents[None].to(self._transformer.device, copy=True)
-        row.steps_done = saved.steps_done(row.schedule.steps)
-        return row
-
-    def preview(self, row: LatentRow) -> torch.Tensor:
-        """Return where the picture would end if it went on straight, roughly, uint8 [h, w, 3]: a pixel to a latent.
-
-        Raises ConfigError when the checkpoint has no VAE here.
-        """
-        if self._colours is None:
-            self._colours = self._load_colours()
-        latents = row.latents
-        if row.velocity is not None:
-            latents = latents - row.schedule.sigmas[row.steps_done] * row.velocity
-        return self._colours.picture(latents[0])
-
-    def _origin(self, row: LatentRow) -> dict[str, Any]:
+    def origin(self, row: LatentRow) -> Mapping[str, Any]:
         return {
             "saved_by": _SAVED_BY,
             "model": self._fingerprint,
@@ -241,23 +159,14 @@ class Denoise:
         }
 
 
-class _Pass(NamedTuple):
-    """A row's way through the transformer in one step: with its prompt (guided), or without."""
-
-    row_number: int
-    row: LatentRow
-    condition: Condition
-    guided: bool
-
-
-def _runs(passes: Sequence[_Pass]) -> Iterable[Sequence[_Pass]]:
-    """Return the passes in runs, in each of which the longest has less than twice the keys of the shortest.
+def _runs(conditions: Sequence[Condition]) -> Iterable[Sequence[int]]:
+    """Return the numbers of conditions in runs, in each of which the longest has less than twice the shortest's keys.
 
     Texts and source pictures of a run are padded to the longest, so a long one must not have many short ones with it.
     """
-    runs: dict[int, list[_Pass]] = {}
-    for each in passes:
-        runs.setdefault(each.condition.keys.bit_length(), []).append(each)
+    runs: dict[int, list[int]] = {}
+    for number, condition in enumerate(conditions):
+        runs.setdefault(condition.keys.bit_length(), []).append(number)
     return runs.values()
 
 

@@ -8,7 +8,7 @@ own: its text, its number of steps, its guidance, and where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from omni_jobs.errors import ConfigError, ModelError
 from workers.models.pictures.colours import Colours
 from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
-from workers.models.pictures.schedule import Schedule
+from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
 from workers.models.qwen_image.schedule import QwenSchedules
@@ -26,11 +26,8 @@ from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
 from workers.models.qwen_image.vae import load_colours
-from workers.runners.diffusion.model import Cost, RowOutput
+from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.diffusion.saved_row import SavedRow
-from workers.runners.diffusion.step_budget import MemoryLimit
-from workers.runners.lack_of_memory import lacks_memory
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import TensorTree
 
@@ -75,27 +72,17 @@ def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, ed
     return Denoiser(transformer, schedules, identity, lambda: load_colours(model.path, device), edits=edits)
 
 
-@dataclass(slots=True)
-class DenoiseRow:
-    """One picture under way, its tensors on the model's device.
+@dataclass(slots=True, kw_only=True)
+class DenoiseRow(EulerRow):
+    """One picture under way. Its latents are packed, [N, 64].
 
-    latents    float32 [N, 64], in whatever dtype the model runs: in bfloat16 a step's length is wrong by up to 0.4 %
-    text       [T, H], in the model's dtype
-    negative   [U, H], in the model's dtype; None: there is no guidance
-    sources    the pictures that it edits, tokens in the model's dtype; None: it draws
-    velocity   float32 [N, 64], of the last step; None before the first one here
+    condition, unconditional   texts [T, H], in the model's dtype
+    sources                    the pictures that it edits, tokens in the model's dtype; None: it draws
     """
 
     size: Size
-    schedule: Schedule
     scale: float
-    seed: int
-    latents: torch.Tensor
-    text: torch.Tensor
-    negative: torch.Tensor | None
     sources: Sources | None = None
-    steps_done: int = 0
-    velocity: torch.Tensor | None = None
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -103,12 +90,11 @@ class DenoiseRow:
         return (self.size, *(() if self.sources is None else self.sources.sizes))
 
 
-class Denoiser:
-    """A ``ResumableModel`` and ``PreviewingModel``.
+class Denoiser(EulerDenoiser[DenoiseRow]):
+    """Qwen-Image's ``EulerDenoiser``.
 
     A prompt has a tensor ``prompt_embeds`` float [T, H] and maybe ``negative_prompt_embeds`` float [U, H]; an edit has
-    ``Sources``. Its parameters are ``DrawParameters``, or ``EditParameters`` with a size. The output is ``latents``
-    float32 [16, H / 8, W / 8].
+    ``Sources``. Its parameters are ``DrawParameters``, or ``EditParameters`` with a size.
     """
 
     def __init__(
@@ -124,19 +110,13 @@ class Denoiser:
 
         ``edits``: whether each row edits pictures; else none does.
         """
+        super().__init__(transformer.device, _MAX_BATCH_COST, load_colours)
         self._transformer = transformer
         self._schedules = schedules
         self._identity = identity
-        self._load_colours = load_colours
-        self._colours: Colours | None = None
         self._edits = edits
         self._max_text_tokens = MAX_EDIT_TOKENS if edits else MAX_TEXT_TOKENS
-        self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
-        self.max_batch_cost = _MAX_BATCH_COST[self.device.type]
-        # Latent tokens up to which a step computes both halves of guidance in one forward. On a CPU that is no faster,
-        # and one after the other gives the reference's bits.
-        self.joint = MemoryLimit(self.max_batch_cost if self.device.type == "cuda" else 0)
 
     def check(self, prompt: DiffusionPrompt[_Parameters]) -> Cost:
         """Return the latent tokens of a step, those of sources counted. Raises ModelError naming what does not fit."""
@@ -159,56 +139,15 @@ class Denoiser:
             scale=parameters.true_cfg_scale,
             seed=prompt.seed,
             latents=noise(size, prompt.seed).to(self.device),
-            text=self._on_device(prompt.tensors["prompt_embeds"]),
-            negative=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
+            condition=self._on_device(prompt.tensors["prompt_embeds"]),
+            unconditional=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
             sources=None if sources is None else sources._replace(tokens=self._on_device(sources.tokens)),
         )
 
-    def step(self, rows: Sequence[DenoiseRow]) -> None:
-        """Take one step of Euler's method for each row."""
-        velocities = self._velocities(rows).float()
-        steps = [row.schedule.sigmas[row.steps_done + 1] - row.schedule.sigmas[row.steps_done] for row in rows]
-        lengths = torch.stack(steps).to(self.device)[:, None, None]
-        latents = torch.stack([row.latents for row in rows]) + lengths * velocities
-        for row, state, velocity in zip(rows, latents, velocities, strict=True):
-            row.latents, row.velocity = state, velocity
-            row.steps_done += 1
-        self.joint.count_step()
+    def unpacked(self, row: DenoiseRow, latents: torch.Tensor) -> torch.Tensor:
+        return unpack(latents, row.size)
 
-    def finish(self, rows: Sequence[DenoiseRow], wanted: Callable[[int], bool]) -> Iterator[tuple[int, RowOutput]]:
-        """Yield each row's ``latents`` float32 [16, H / 8, W / 8]."""
-        for number, row in enumerate(rows):
-            if wanted(number):
-                yield number, RowOutput({"latents": unpack(row.latents, row.size)})
-
-    def save(self, row: DenoiseRow) -> RowOutput:
-        """Return the row's latents and what they were made with."""
-        return RowOutput(
-            {"latents": row.latents.to("cpu", copy=True)}, self._state(row) | {"steps_done": row.steps_done}
-        )
-
-    def resume(
-        self, prompt: DiffusionPrompt[_Parameters], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
-    ) -> DenoiseRow:
-        """Return the row that ``save`` saw. Raises ModelError naming what is missing, wrong, or of another job."""
-        row, saved = self.begin(prompt), SavedRow(tensors, values)
-        saved.check(**self._state(row))
-        row.steps_done = saved.steps_done(row.schedule.steps)
-        latents = saved.tensor("latents", (row.size.tokens, TOKEN), torch.float32)
-        row.latents = latents.to(self.device, copy=True)
-        return row
-
-    def preview(self, row: DenoiseRow) -> torch.Tensor:
-        """Return the picture that the row would become in one long step, uint8 [H / 8, W / 8, 3], roughly."""
-        if self._colours is None:
-            self._colours = self._load_colours()
-        latents = row.latents
-        if row.velocity is not None:
-            latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity
-        return self._colours.picture(unpack(latents, row.size))
-
-    def _state(self, row: DenoiseRow) -> dict[str, Any]:
-        """Return the values that a snapshot and the job that goes on from it must have in common."""
+    def origin(self, row: DenoiseRow) -> Mapping[str, Any]:
         return {
             "version": _SNAPSHOT,
             "model": self._identity,
@@ -216,7 +155,7 @@ class Denoiser:
             **row.size._asdict(),
             "steps": row.schedule.steps,
             "seed": row.seed,
-            "true_cfg_scale": row.scale if row.negative is not None else 1.0,
+            "true_cfg_scale": row.scale if row.unconditional is not None else 1.0,
             **({} if row.sources is None else {"source_sizes": [list(size) for size in row.sources.sizes]}),
         }
 
@@ -245,49 +184,17 @@ class Denoiser:
             raise ModelError("there are no embeddings", field="prompt_embeds")
         return embeds.to(self.device, self.dtype, copy=True)  # a copy lets the payload's memory be freed
 
-    def _velocities(self, rows: Sequence[DenoiseRow]) -> torch.Tensor:
-        """Return the direction of each row's next step, [B, N, 64], guided where the row is."""
-        guided = [row for row in rows if row.negative is not None]
-        texts = [row.text for row in rows]
-        negatives = [row.negative for row in guided if row.negative is not None]
-        if not guided:
-            return self._forward(rows, texts)
-        both = self._joint(rows, guided, texts, negatives)
-        if both is None:
-            plain, negative = self._forward(rows, texts), self._forward(guided, negatives)
-        else:
-            plain, negative = both[: len(rows)], both[len(rows) :]
-        if len(guided) == len(rows):
-            return self._guide(plain, negative, guided)
-        places = torch.tensor([n for n, row in enumerate(rows) if row.negative is not None], device=self.device)
-        return plain.index_copy(0, places, self._guide(plain[places], negative, guided))
+    def tokens(self, each: Pass[DenoiseRow]) -> int:
+        return _tokens(each.row.sizes)
 
-    def _joint(
-        self,
-        rows: Sequence[DenoiseRow],
-        guided: Sequence[DenoiseRow],
-        texts: Sequence[torch.Tensor],
-        negatives: Sequence[torch.Tensor],
-    ) -> torch.Tensor | None:
-        """Return one forward of both halves [B + G, N, 64]; None where memory does not let them be together."""
-        tokens = _tokens(rows[0].sizes) * (len(rows) + len(guided))
-        if tokens > self.joint.units:
-            return None
-        try:
-            return self._forward([*rows, *guided], [*texts, *negatives])
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            self.joint.shrink(tokens)  # so that it is tried again only after some steps
-            return None
-
-    def _forward(self, rows: Sequence[DenoiseRow], texts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the transformer once for rows of one size, each with a text [T, H], and return [B, N, 64].
+    def forward(self, passes: Sequence[Pass[DenoiseRow]]) -> Sequence[torch.Tensor]:
+        """Run the transformer once for rows of one size, and return [N, 64] each.
 
         It sees the tokens of sources behind those of the picture; what it says of them is of no use.
         """
+        rows = [each.row for each in passes]
         grids = [(1, *size.grid) for size in rows[0].sizes]
-        embeds, mask = _padded(texts)
+        embeds, mask = _padded([each.condition for each in passes])
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device, self.dtype)
         prediction: torch.Tensor = self._transformer(
             hidden_states=torch.stack([_seen(row).to(self.dtype) for row in rows]),
@@ -297,12 +204,11 @@ class Denoiser:
             img_shapes=[grids] * len(rows),
             return_dict=False,
         )[0]
-        return prediction[:, : rows[0].size.tokens]
+        return list(prediction[:, : rows[0].size.tokens])
 
-    def _guide(self, plain: torch.Tensor, negative: torch.Tensor, rows: Sequence[DenoiseRow]) -> torch.Tensor:
-        """Return predictions led away from the negative ones, each token as long as the plain one: [B, N, 64]."""
-        scales = torch.tensor([row.scale for row in rows], device=self.device)[:, None, None]
-        combined = negative + (scales * (plain - negative).float()).to(self.dtype)
+    def guided(self, row: DenoiseRow, plain: torch.Tensor, unguided: torch.Tensor) -> torch.Tensor:
+        """Return a prediction [N, 64] led away from the unguided one, each token as long as the plain one."""
+        combined = unguided + (row.scale * (plain - unguided).float()).to(self.dtype)
         lengths = [torch.norm(each, dim=-1, keepdim=True) for each in (plain, combined)]
         guided: torch.Tensor = combined * (lengths[0] / lengths[1])
         return guided
