@@ -11,6 +11,7 @@ torch. docs/models.md tells how to declare one.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from omni_jobs.pipelines.flows import Dialect
 from omni_jobs.pipelines.plugins import plugin
 
 FAMILIES = "omni_jobs.families"
@@ -55,6 +56,8 @@ class ComponentDeclaration:
                     the function that loads a ``DiffusionModel`` for ``diffusion``; None: the runner needs none
     resumable       whether another attempt can go on from a snapshot of an earlier one: the ``DiffusionModel`` is a
                     ``ResumableModel``
+    dialects        by flow, what its numbers mean; of a flow that such a stage takes, they must mean the same to the
+                    component that makes it. A flow that is not named may mean anything
     """
 
     runner: str
@@ -64,6 +67,7 @@ class ComponentDeclaration:
     parameters: str | None = None
     implementation: str | None = None
     resumable: bool = False
+    dialects: Mapping[str, Dialect] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

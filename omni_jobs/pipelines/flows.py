@@ -7,7 +7,7 @@ A stage's payload is checked when it is written and when it is read. It may hold
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_jobs.errors import PluginBroken
@@ -61,6 +61,17 @@ class ValueField:
 
 
 @dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the numbers of a flow mean, where parts of the same models alone understand them: the latents of one VAE.
+
+    sizes  those that named dimensions of the flow have
+    """
+
+    name: str
+    sizes: Sizes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """A kind of data that passes between stages: a contract about a payload.
 
@@ -81,6 +92,13 @@ class Flow:
     prompt_embeds: bool = False
     from_tokens: bool = False
     content: str = "data"
+
+    def spoken(self, dialect: Dialect | None) -> "Flow":
+        """Return this flow with the sizes of a dialect; None has none."""
+        if dialect is None:
+            return self
+        sizes = {name: lambda _, size=size: size for name, size in dialect.sizes.items()}
+        return replace(self, rules={**self.rules, **sizes})
 
     def problem(self, payload: "Payload") -> "Problem | None":
         """Return the first thing in which a payload breaks this contract; None if it keeps it."""

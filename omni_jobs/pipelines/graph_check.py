@@ -108,6 +108,9 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     has_processor = len(found) == before
     if has_processor:
         _check_inputs(stage, component, source, found)
+    for earlier, taken in stage.inputs.items():
+        with collected(found):
+            _check_dialect(pipeline, stage, earlier, taken, source)
     before = len(found)
     with collected(found), source.located((*at, "engine")):
         _ = stage.engine_settings
@@ -221,6 +224,23 @@ def _check_inputs(
     if component is not None:
         for each in sorted(component.needs - set(given)):
             found.append(source.error(at, f"component {stage.component} needs an input of {each}"))
+
+
+def _check_dialect(pipeline: Pipeline, stage: StageConfig, earlier: str, taken: str, source: YamlSource) -> None:
+    """Check that the numbers of an input mean the same to the stage's component and to the one that makes them."""
+    maker = pipeline.stages.get(earlier)
+    if maker is None or maker.produces != taken:
+        return
+    try:
+        due, made = stage.dialect(taken), maker.dialect(taken)
+    except ConfigError:
+        return  # of a family, which is told of at its own field
+    if due is not None and made != due:
+        others = "others" if made is None else f"those of {made.name}"
+        raise source.error(
+            ("stages", stage.name, "inputs", earlier),
+            f"component {stage.component} takes {taken} of {due.name}, and stage {earlier!r} makes {others}",
+        )
 
 
 def _check_dtype(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:

@@ -24,7 +24,7 @@ from omni_jobs.pipelines.declarations import (
     runner,
 )
 from omni_jobs.pipelines.engine_settings import EngineSettings
-from omni_jobs.pipelines.flows import Flow, flow
+from omni_jobs.pipelines.flows import Dialect, Flow, flow
 from omni_jobs.pipelines.limits import INPUT_PIXELS, Beyond, Bounds, Limit, beyond, own_bounds
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -109,6 +109,15 @@ class StageConfig(_Frozen):
     def flow(self) -> Flow:
         """The flow that the stage produces."""
         return flow(self.produces)
+
+    def dialect(self, flow: str) -> Dialect | None:
+        """Return what the numbers of a flow mean to the stage's component; None: it does not say."""
+        component = self.component_declaration
+        return None if component is None else component.dialects.get(flow)
+
+    def spoken(self, name: str) -> Flow:
+        """Return a flow that the stage makes or takes, in its component's dialect."""
+        return flow(name).spoken(self.dialect(name))
 
     @cached_property
     def engine_settings(self) -> EngineSettings:

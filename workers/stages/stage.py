@@ -127,8 +127,8 @@ class Stage:
         ``has_successors``: whether a later stage of the job takes this stage's payload. Raises InvalidRequest naming a
         parameter that is wrong, and PayloadCorrupt for a payload that breaks its flow.
         """
-        for earlier, name in self.config.inputs.items():
-            if earlier in upstream and (problem := flow(name).problem(upstream[earlier])) is not None:
+        for earlier, taken in self._flows_of_inputs.items():
+            if earlier in upstream and (problem := taken.problem(upstream[earlier])) is not None:
                 raise PayloadCorrupt(problem.message, field=problem.field, key=upstream[earlier].key, stage=self.name)
         overrides = request.get("parameters", {}).get(self.name, {})
         try:
@@ -202,7 +202,11 @@ class Stage:
     def _flows_taken(self) -> Sequence[Flow]:
         """The flows that payloads of this stage keep: the one that it produces, and those that later stages take."""
         later = (self.pipeline.stages[name].inputs[self.name] for name in self.pipeline.successors(self.name))
-        return [flow(name) for name in dict.fromkeys((self.config.produces, *later))]
+        return [self.config.spoken(name) for name in dict.fromkeys((self.config.produces, *later))]
+
+    @cached_property
+    def _flows_of_inputs(self) -> Mapping[str, Flow]:
+        return {earlier: self.config.spoken(name) for earlier, name in self.config.inputs.items()}
 
     @cached_property
     def _tensors_taken(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ Pictures that a job edits are encoded by the language model's vision tower and b
 """
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
-from omni_jobs.pipelines.flows import FLOATS, Flow, TensorField, ValueField
+from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField, ValueField
 
 _HERE = "workers.models.glm_image"
 
@@ -36,6 +36,8 @@ IMAGE_TOKENS = Flow(
 )
 """A picture of this size in pixels as tokens of a codebook, row by row; each stands for 32 x 32 pixels."""
 
+_LATENTS = {"latents": Dialect("glm_image", {"channels": 16})}
+
 GLM_IMAGE = Family(
     components={
         "encode": ComponentDeclaration(
@@ -57,6 +59,7 @@ GLM_IMAGE = Family(
             parameters=f"{_HERE}.parameters:DenoiseParameters",
             implementation=f"{_HERE}.denoise:load_denoise",
             resumable=True,
+            dialects=_LATENTS,
         ),
         "decode": ComponentDeclaration(
             "diffusion",
@@ -64,6 +67,7 @@ GLM_IMAGE = Family(
             needs=frozenset({"latents"}),
             parameters=f"{_HERE}.parameters:DecodeParameters",
             implementation=f"{_HERE}.vae:load_decoder",
+            dialects=_LATENTS,
         ),
     },
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",

@@ -1,22 +1,29 @@
 """The family ``qwen2_5_omni``: thinker and talker on vLLM, and code2wav, a diffusion transformer with a vocoder."""
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.flows import Dialect
 
 _HERE = "workers.models.qwen2_5_omni"
 
 TALKER_MODEL = "OmniJobsQwen2_5OmniTalker"
 """The name under which vLLM gets the talker's model class."""
 
+_OURS = Dialect("qwen2_5_omni")
+
 QWEN2_5_OMNI = Family(
     components={
         "thinker": ComponentDeclaration(
-            "ar", produces=frozenset({"text", "hidden_states"}), implementation=f"{_HERE}.ar_components:THINKER"
+            "ar",
+            produces=frozenset({"text", "hidden_states"}),
+            implementation=f"{_HERE}.ar_components:THINKER",
+            dialects={"hidden_states": _OURS},
         ),
         "talker": ComponentDeclaration(
             "ar",
             produces=frozenset({"codes"}),
             needs=frozenset({"hidden_states"}),
             implementation=f"{_HERE}.ar_components:TALKER",
+            dialects={"hidden_states": _OURS, "codes": _OURS},
         ),
         "code2wav": ComponentDeclaration(
             "diffusion",
@@ -26,6 +33,7 @@ QWEN2_5_OMNI = Family(
             parameters=f"{_HERE}.parameters:OdeParameters",
             implementation=f"{_HERE}.code2wav:load_code2wav",
             resumable=True,
+            dialects={"codes": _OURS},
         ),
     },
     prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",

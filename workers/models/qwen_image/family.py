@@ -3,7 +3,7 @@
 from typing import Final
 
 from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
-from omni_jobs.pipelines.flows import FLOATS, Flow, TensorField, ValueField
+from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField, ValueField
 
 _HERE = "workers.models.qwen_image"
 _DTYPES = frozenset({"auto", "float32", "bfloat16"})
@@ -23,6 +23,8 @@ SOURCE_TOKENS = Flow(
 names no size.
 """
 
+_LATENTS = {"latents": Dialect("qwen_image", {"channels": 16})}  # of both families, whose VAE is one
+
 _DECODE = ComponentDeclaration(
     "diffusion",
     produces=frozenset({"pixels"}),
@@ -30,6 +32,7 @@ _DECODE = ComponentDeclaration(
     dtypes=_DTYPES,
     parameters="omni_jobs.pipelines.parameters:StageParameters",
     implementation=f"{_HERE}.vae:load_decoder",
+    dialects=_LATENTS,
 )
 _LATENTS2PIXELS = ProcessorDeclaration(
     "workers.models.pictures.latents2pixels:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
@@ -48,6 +51,7 @@ QWEN_IMAGE = Family(
             parameters=f"{_HERE}.parameters:DrawParameters",
             implementation=f"{_HERE}.denoiser:load_denoiser",
             resumable=True,
+            dialects=_LATENTS,
         ),
         "decode": _DECODE,
     },
@@ -87,6 +91,7 @@ QWEN_IMAGE_EDIT = Family(
             parameters=f"{_HERE}.parameters:EditParameters",
             implementation=f"{_HERE}.denoiser:load_editor",
             resumable=True,
+            dialects=_LATENTS,
         ),
         "decode": _DECODE,
     },
