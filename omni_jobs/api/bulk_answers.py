@@ -13,7 +13,7 @@ from omni_jobs.errors import RequestTooLarge, ServerBusy
 from omni_jobs.settings import Settings
 
 _IN_MEMORY_BYTES = 1 << 20  # of one bulk; the rest is on the disk
-_LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those of so many largest bulks
+_LARGEST_BULKS = 16  # the answers of all bulks may take as many bytes as those of this many of the largest
 
 
 class AllAnswers:

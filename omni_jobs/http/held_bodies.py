@@ -15,8 +15,9 @@ from omni_jobs.settings import Settings
 _TRIM_ABOVE_BYTES = 1 << 20
 _TRIM_AFTER_S = 5.0
 _LARGE_BYTES = 16 << 10  # a larger body takes longer to read than a thread's turn
-_PAUSE_S = 0.002  # after each piece, of up to 256 KiB, of a large body; times the number of large bodies that come in,
-_MOST_PAUSES = 8  # but no more than this, so that many clients that send nothing delay nobody for long
+# After each piece of a large body, of up to 256 KiB, the server pauses once for each large body that comes in.
+_PAUSE_S = 0.002
+_MOST_PAUSES = 8  # after one piece, so that many clients that send nothing delay nobody for long
 _ALWAYS_TAKEN_BYTES = 64 << 10  # of each body, however much is held, so that small submits pass large ones
 
 
@@ -154,7 +155,7 @@ class Body:
         self._until_answered.close()
 
     def _check(self, more: int) -> None:
-        """Raise ServerBusy if ``hold`` would refuse so many bytes more, and let go of the body then."""
+        """Raise ServerBusy if ``hold`` would refuse ``more`` bytes, and let go of the body then."""
         if not self.has_room(more):
             self._is_complete = True
             self.let_go(self._held)

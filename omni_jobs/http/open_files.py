@@ -39,5 +39,5 @@ def _files() -> int:
 
 
 def _files_kept(files: int) -> int:
-    """Return how many of so many files are no connections."""
+    """Return how many of ``files`` are kept for other things than connections."""
     return min(_MOST_KEPT, files // 2)

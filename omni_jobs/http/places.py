@@ -20,7 +20,7 @@ _SURVEY_EVERY_S = 0.1  # where the last survey of all connections found none to 
 
 
 def is_slow(waited_s: float, moved_bytes: int) -> bool:
-    """Return whether a client is slow for which the server has waited so long, while so many bytes moved."""
+    """Return whether a client is slow that moved ``moved_bytes`` while the server waited ``waited_s`` for it."""
     return waited_s > _PATIENCE_S and moved_bytes < waited_s * SLOW_BYTES_PER_S
 
 

@@ -38,7 +38,7 @@ _LINGER_BYTES = 1 << 20  # how many bytes it may still send
 _HEALTH = (b"/healthz", b"/readyz")
 _MOST_PIPELINED = 64  # requests of one connection that were sent ahead of their answers
 _MOST_PARAMETERS = 64  # of a query, because Starlette takes 1 µs or so for each
-_LEAST_BODY_SHARE = 8  # so many bytes of a body for each byte of its chunks' lengths, because a chunk takes 1 µs or so
+_LEAST_BODY_SHARE = 8  # bytes of a body for each byte of its chunks' lengths, because a chunk takes 1 µs or so
 
 _Timer = Literal["receive", "send"]
 """The two timers of a connection: of a head or of what a refused client still sends, and of an unread answer."""

@@ -92,14 +92,22 @@ class Jobs:
         held: Collection[int] = (),
         again: bool = False,
     ) -> Claims:
-        """Claim for this worker ``at_most`` stage runs of its stage, and ``of_high`` further ones of high jobs.
+        """Claim the due stage runs of this worker's stage with the lowest turns; none while its lease is over.
 
-        Those with the lowest turns; one of the two numbers is above 0. Left out are stage runs that are not due, whose
-        rows are locked, or whose job was submitted with another pipeline file than the worker's. A suspect is claimed
-        by itself, if the worker ``is_idle``: it runs nothing. Otherwise it is set apart for this worker, and nothing is
-        claimed. ``held`` are the ids of all stage runs that the worker knows it holds. Call ``again`` after a claim
-        whose answer was lost: if that had claimed stage runs, they are returned, and no others. Raises Fenced when the
-        worker has no row any more, because it was lost. While its lease is over, it is granted nothing.
+        Stage runs are passed over whose rows are locked, or whose job was submitted with another pipeline file than the
+        worker's.
+
+        Args:
+            at_most: the number of stage runs of any jobs.
+            of_high: the number of further ones of high jobs; one of the two numbers is above 0.
+            is_idle: whether the worker runs nothing. Then it may get a suspect, which is claimed by itself; a busy
+                worker gets nothing instead, and the suspect is set apart for it.
+            held: the ids of all stage runs that the worker knows it holds.
+            again: whether the answer of the claim before was lost. If that had claimed stage runs, they are returned,
+                and no others.
+
+        Raises:
+            Fenced: if the worker has no row any more, because it was lost.
         """
         tries = count(int(again))
         return self._db.run(

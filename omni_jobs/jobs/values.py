@@ -14,7 +14,7 @@ from omni_jobs.storage import ObjectRef
 from omni_jobs.views import DEFAULT_TENANT
 
 MOST_RESULT_BYTES = 256 << 20
-"""A stage's result has at most so many, because it stands in SQL, whose own limit would fail a whole transaction."""
+"""The most bytes of a stage's result, because it stands in SQL, whose own limit would fail a whole transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class NewWorker:
     pid_space: str | None = None  # boot and namespace of the pid; None: not known
     pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
     heartbeat_s: float | None = None  # how often it renews its lease; None: not known
-    slots_for_high: int = 0  # so many of the slots are kept for high jobs
+    slots_for_high: int = 0  # of ``slots``, those kept for high jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def rows_of(changes: Mapping[str, int]) -> list[tuple[str, int, int]]:
 
 
 def add(tx: Connection, changes: Mapping[str, int]) -> None:
-    """Note that these tenants keep so many bytes more, or less. Call it at the transaction's end."""
+    """Add ``changes``, in bytes, to what each tenant keeps. Call it at the transaction's end."""
     ADD_STORED_BYTES.run(tx, rows_of(changes))
 
 
@@ -46,7 +46,7 @@ def of_media(media: Sequence[Mapping[str, Any]]) -> int:
 
 
 def of_rows(stages: int) -> int:
-    """Return the bytes of the rows of a job that runs so many stages, without their contents."""
+    """Return the bytes of the rows of a job that runs ``stages`` stages, without their contents."""
     return JOB_ROW + stages * STAGE_RUN_ROW
 
 

@@ -5,7 +5,7 @@ that another has locked, because that one is about to end the job or to start it
 claimed by itself, before all others, and only by a worker that runs nothing else. A busy worker that meets one sets it
 apart for itself and claims nothing more until it is idle; other workers pass over it.
 
-A worker that keeps slots for high jobs asks for so many stage runs of any jobs, and for so many further ones of high
+A worker that keeps slots for high jobs asks for two numbers of stage runs: those of any jobs, and further ones of high
 jobs. The latter are found by an index of their own, because none may stand at the beginning of a long line.
 """
 
@@ -30,8 +30,9 @@ def claim(
 ) -> Claims:
     """Claim up to ``at_most`` stage runs for a worker, and up to ``of_high`` further ones of high jobs.
 
-    :meth:`omni_jobs.jobs.Jobs.claim` explains it. With ``held``, the ids that the worker knows it holds, the answer of
-    an earlier try may be lost. Claims nothing while the worker's lease is over. Raises Fenced when the worker has no
+    :meth:`omni_jobs.jobs.Jobs.claim` explains it. Pass ``held``, the ids that the worker knows it holds, when the
+    answer of an earlier try may have been lost: if SQL has stage runs for this worker that are not in ``held``, they
+    are returned, and no others. Claims nothing while the worker's lease is over. Raises Fenced when the worker has no
     row any more.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):

@@ -1,4 +1,4 @@
-"""Quota: of a tenant with the limit ``running_jobs`` so many unfinished jobs are let in at a time; others are held.
+"""Quota: the limit ``running_jobs`` bounds the unfinished jobs of a tenant that are let in; others are held.
 
 A job that is let in waits in its stages' lines and runs as any other. A submit or a retry of such a tenant writes a row
 for the job, which goes when the job ends. Until the job is let in, the stage runs that could be queued are pending with

@@ -127,9 +127,9 @@ def _ratios(tx: Connection, each: Line) -> list[float]:
 
 
 def _sample(tx: Connection, each: Line, count: int) -> None:
-    """Keep the estimates of the line's last stage run and of random ones, more of a long line, because more would ask.
+    """Keep the estimates of the line's last stage run and of one to five random ones, more of a long line.
 
-    Unless many of which nobody knows the end are kept already.
+    The more estimates of the stage are kept whose wait has not ended, the less often any are added.
     """
     waiting = tx.execute(_of(select(func.count()), each).where(_OPEN)).scalar_one()
     if random.random() < waiting / _OPEN_AT_MOST:  # noqa: S311

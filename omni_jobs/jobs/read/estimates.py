@@ -1,6 +1,6 @@
 """Estimates: in how long a waiting stage run starts, as an interval that holds in 80 % of the cases. Pure policy.
 
-The *point estimate* says how long the work before a stage run takes: so many stage runs have to end until it is
+The *point estimate* says how long the work before a stage run takes: a number of stage runs have to end until it is
 claimed, and the live workers end ``slots / run_s`` of them a second. Nobody knows how the load and the workers will
 change, so the interval is made of what became of earlier estimates of the same stage (conformal prediction): its ends
 are the point estimate times two quantiles of *actual ÷ expected*, the ``Factors``.

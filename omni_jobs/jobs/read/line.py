@@ -221,7 +221,7 @@ def length(tx: Connection, line: Line) -> int:
 
 
 def standing_at(tx: Connection, line: Line, numbers: Sequence[int]) -> set[QueuedRun]:
-    """Return the stage runs with so many before them in a line, and the last one of the line; none of an empty line."""
+    """Return the stage runs that have ``numbers`` of others before them in a line, and the line's last one, if any."""
     rows = [tx.execute(_FIRST_STANDING, line._asdict() | {"number": number}).one_or_none() for number in numbers]
     rows.append(tx.execute(_LAST_STANDING, line._asdict()).one_or_none())
     return {QueuedRun(*row) for row in rows if row is not None}
