@@ -178,7 +178,7 @@ sa.Table(
     "garbage",
     _ALL,
     _key("id", _BIG_ID),
-    _filled("job_id", sa.String(40), index=True),
+    _filled("owner", sa.String(40), index=True),
     _filled("what", sa.String(512)),
 )
 

@@ -261,10 +261,10 @@ class GarbageRow(Base):
     """The note that objects are to be deleted. Written with the change that made them useless, removed after them."""
 
     __tablename__ = "garbage"
-    __table_args__ = (Index(None, "job_id"),)
+    __table_args__ = (Index(None, "owner"),)
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)
-    job_id: Mapped[str] = mapped_column(String(40))  # the job may be deleted
+    owner: Mapped[str] = mapped_column(String(40))  # the id of the job, which may be deleted, or of another owner
     what: Mapped[str] = mapped_column(String(512))  # a key, or a prefix of keys, which ends with "/"
 
 

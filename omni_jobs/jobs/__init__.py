@@ -2,6 +2,7 @@
 
 from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
+from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.life.submit import as_written, new_job_id
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import (
@@ -19,7 +20,6 @@ from omni_jobs.jobs.values import (
     PruneResult,
     Renewal,
     RescueResult,
-    Retention,
     SlotHolder,
     StoredArtifact,
     StoredSnapshot,

@@ -14,6 +14,7 @@ from omni_jobs.errors import Fenced, OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.keep import garbage, prune, stored_bytes
+from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.life import claim, complete, progress, retry_job, snapshot, submit
 from omni_jobs.jobs.order import pause
 from omni_jobs.jobs.read import calibrate, counts, job_list, job_view
@@ -31,7 +32,6 @@ from omni_jobs.jobs.values import (
     PruneResult,
     Renewal,
     RescueResult,
-    Retention,
     SlotHolder,
     StoredArtifact,
     SubmitResult,
@@ -52,8 +52,8 @@ class Jobs:
         """Keep jobs in this database, whose schema is migrated.
 
         ``only_known_tenants``: submits and retries for a tenant without a row are refused as Unauthenticated.
-        The pruner first reads a job that completed with one attempt a stage ``prune_after_s`` after its end. Give
-        ``Retention.completed_s``, because before that nothing is due.
+        The pruner first reads a job that left no payloads ``prune_after_s`` after its end. Give
+        ``Retention.without_payloads_s``, because before that nothing is due.
         """
         self._db = db
         self._prune_after_s = prune_after_s

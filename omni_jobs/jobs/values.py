@@ -8,7 +8,6 @@ from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
-from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
 from omni_jobs.views import DEFAULT_TENANT
@@ -252,33 +251,6 @@ class RescueResult:
     freed: int  # stage runs taken from workers that are gone
     queues: Collection[str] = ()  # whose doorbells to ring, for the freed stage runs and the jobs that were let in
     expired: int = 0  # jobs stopped because their time was over
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long the pruner leaves each kind of data, in seconds after the end of its job."""
-
-    payloads_s: float  # of jobs that did not complete; a completed job keeps none
-    inputs_s: float
-    artifacts_s: float
-    events_s: float  # since they were written
-    jobs_s: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Return the retention that the settings ``keep_…_s`` give."""
-        return cls(
-            payloads_s=settings.keep_payloads_s,
-            inputs_s=settings.keep_inputs_s,
-            artifacts_s=settings.keep_artifacts_s,
-            events_s=settings.keep_events_s,
-            jobs_s=settings.keep_jobs_s,
-        )
-
-    @property
-    def completed_s(self) -> float:
-        """The seconds from a completed job's end until there is something to prune; its payloads go with its end."""
-        return min(self.inputs_s, self.artifacts_s, self.jobs_s)
 
 
 class PruneResult(NamedTuple):

@@ -15,7 +15,7 @@ comes twice.
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,6 +24,7 @@ from omni_jobs.jobs import Garbage, Jobs, PruneResult, Retention
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
+from omni_jobs.storage.keys import JOBS
 from omni_jobs.tenants.sessions import Sessions
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Pruner(Rounds):
         self._retention = Retention.of(settings)
         self._sweep_every_s = settings.sweep_every_s
         self._orphan_after_s = settings.orphan_after_s
+        # The kinds of owners of objects, by the beginning of their keys: what tells the orphans among such keys.
+        self._orphans_of: Mapping[str, Callable[[Sequence[str]], set[str]]] = {JOBS: jobs.orphans}
         self._undeletable: set[str] = set()  # keys of objects whose error was logged
         # The first sweep comes at a random time, because pruners that start together must not sweep together.
         self._sweep_at = time.monotonic() + random.uniform(0, self._sweep_every_s)  # noqa: S311
@@ -151,7 +154,7 @@ class Pruner(Rounds):
         """
         is_done, count = True, 0
         for batch in _batches(stored.key for stored in self._store.list(prefix)):
-            orphans = sorted(self._jobs.orphans(batch))
+            orphans = sorted(self._orphans_of[prefix.partition("/")[0]](batch))
             deleted = self._delete_objects(orphans)
             is_done &= len(deleted) == len(orphans)
             count += len(deleted)
@@ -188,9 +191,10 @@ class Pruner(Rounds):
         self._store.remove_abandoned()
         # Younger objects may be of a stage run or a submit that SQL does not know of yet.
         newest = time.time() - self._orphan_after_s
-        keys = (stored.key for stored in self._store.list("jobs/") if stored.modified.timestamp() < newest)
-        for batch in _batches(keys):
-            yield len(self._delete_objects(sorted(self._jobs.orphans(batch))))
+        for kind, orphans in self._orphans_of.items():
+            keys = (stored.key for stored in self._store.list(f"{kind}/") if stored.modified.timestamp() < newest)
+            for batch in _batches(keys):
+                yield len(self._delete_objects(sorted(orphans(batch))))
 
     def _continue_sweep(self) -> int:
         """Sweep for about as long as the pause between rounds, if a sweep is due; return the number of orphans."""

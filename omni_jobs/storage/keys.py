@@ -1,9 +1,11 @@
 """Keys of the object store: their form, and where each object of a job stands.
 
-    jobs/SHARD/JOB/inputs|payloads|artifacts/…
+    KIND/SHARD/OWNER/…                           any object; the pruner knows the kinds of owners
+    jobs/SHARD/JOB/inputs|payloads|artifacts/…   those of a job
 
-The shard is a hash of the job's id. Without it all jobs of the moment would share the beginning of their keys, because
-job ids begin with the time: S3 spreads its load by the beginnings of keys, and a local store has a directory for each.
+The shard is a hash of the owner's id. Without it all jobs of the moment would share the beginning of their keys,
+because job ids begin with the time: S3 spreads its load by the beginnings of keys, and a local store has a directory
+for each.
 """
 
 import re
@@ -12,6 +14,7 @@ from zlib import crc32
 
 from omni_jobs.errors import StorageError
 
+JOBS: Final = "jobs"  # the kind of owner that a job is
 MAX_KEY_LENGTH: Final = 240  # a local store's file name holds most of a key, and 255 bytes at most
 
 # A segment starts with a letter, a digit or "_", so that none is empty, "..", or hidden.
@@ -21,9 +24,14 @@ _KEY: Final = re.compile(KEY_PATTERN)
 _PREFIX: Final = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
 
 
+def owner_prefix(kind: str, owner: str) -> str:
+    """Return the prefix of the keys of all objects of an owner: ``KIND/SHARD/OWNER/``."""
+    return f"{kind}/{crc32(owner.encode()) & 0xFF:02x}/{owner}/"
+
+
 def job_prefix(job_id: str) -> str:
     """Return the prefix of the keys of all objects of a job: ``jobs/SHARD/JOB/``."""
-    return f"jobs/{crc32(job_id.encode()) & 0xFF:02x}/{job_id}/"
+    return owner_prefix(JOBS, job_id)
 
 
 def input_key(job_id: str, number: int) -> str:

@@ -71,7 +71,7 @@ class StageHost:
         self._on_broken = on_broken
         self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
         self._relay = Relay(app.broker)
-        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).completed_s)
+        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).without_payloads_s)
         self.worker = NewWorker(
             worker_id=f"worker-{uuid.uuid4().hex}",
             slot=slot,

@@ -12,11 +12,12 @@ from omni_jobs.database.statement import Statements
 from omni_jobs.database.tables import ArtifactRow, GarbageRow, JobRow, StageRunRow
 from omni_jobs.jobs.values import Garbage, StoredSnapshot
 from omni_jobs.states import StageRunState
+from omni_jobs.storage.keys import JOBS
 
 _sql = Statements(__file__)
-INSERT_GARBAGE = _sql.bulk("insert_garbage", "job_id what")
+INSERT_GARBAGE = _sql.bulk("insert_garbage", "owner what")
 _KEY = re.compile(
-    r"jobs/[0-9a-f]{2}/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?"
+    rf"{JOBS}/[0-9a-f]{{2}}/(?P<job>[^/]+)/(?P<kind>inputs|payloads|artifacts)/(?:(?P<stage>[^/]+)/(?P<attempt>\d+))?"
 )
 
 

@@ -1,6 +1,6 @@
 -- insert_garbage: notes objects to delete.
 -- postgresql
-INSERT INTO garbage (job_id, what) SELECT * FROM {rows} AS given(job_id text, what text)
+INSERT INTO garbage (owner, what) SELECT * FROM {rows} AS given(owner text, what text)
 RETURNING 1
 -- sqlite
-INSERT INTO garbage (job_id, what) VALUES (:job_id, :what)
+INSERT INTO garbage (owner, what) VALUES (:owner, :what)

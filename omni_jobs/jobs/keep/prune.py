@@ -9,7 +9,6 @@ is longer, it checks the job early and computes ``prune_at`` anew; if shorter, `
 from collections.abc import Sequence
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Text,
     and_,
@@ -31,7 +30,8 @@ from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow,
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
-from omni_jobs.jobs.values import PruneResult, Retention
+from omni_jobs.jobs.keep.retention import Retention
+from omni_jobs.jobs.values import PruneResult
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 
@@ -89,9 +89,12 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     before = stored_bytes.of_jobs(tx, ids_of_all)
     deleted = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
     kept = [job for job in jobs if job.finished_at + retention.jobs_s > at]
-    payloads = [job for job in kept if not job.payloads_gone and _payloads_due(job, retention) <= at]
-    inputs = [job for job in kept if not job.inputs_gone and job.finished_at + retention.inputs_s <= at]
-    artifacts = [job for job in kept if not job.artifacts_gone and job.finished_at + retention.artifacts_s <= at]
+    is_gone = [(job.payloads_gone, job.inputs_gone, job.artifacts_gone) for job in kept]
+    is_due = [[due <= at for due in retention.due(job)] for job in kept]
+    payloads, inputs, artifacts = (
+        [job for job, gone, due in zip(kept, is_gone, is_due, strict=True) if due[kind] and not gone[kind]]
+        for kind in range(3)
+    )
     INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
     _delete(tx, deleted)
     if payloads:
@@ -129,27 +132,11 @@ def hasten(tx: Connection, retention: Retention, after: float | None, at_most: i
     if last is None:
         return None
     of_page = and_(JobRow.prune_at > after, JobRow.prune_at <= last)
-    stale = select(JobRow.id).where(of_page, JobRow.finished_at.is_not(None), _is_due(retention, at))
+    stale = select(JobRow.id).where(of_page, JobRow.finished_at.is_not(None), retention.is_due(at))
     due = tx.execute(stale.with_for_update(skip_locked=True)).scalars().all()
     if due:
         tx.execute(update(JobRow).where(one_of(JobRow.id, _ids)).values(prune_at=at), {"ids": listed(due)})
     return float(last)
-
-
-def _is_due(retention: Retention, at: float) -> ColumnElement[bool]:
-    """Return the SQL condition that a job has something which ``retention`` keeps no longer."""
-    is_completed = JobRow.state.concat("") == JobState.COMPLETED.value  # no index of states serves it
-    kept = (
-        (JobRow.payloads_gone, or_(is_completed, JobRow.finished_at <= at - retention.payloads_s)),
-        (JobRow.inputs_gone, JobRow.finished_at <= at - retention.inputs_s),
-        (JobRow.artifacts_gone, JobRow.finished_at <= at - retention.artifacts_s),
-    )
-    return or_(JobRow.finished_at <= at - retention.jobs_s, *(and_(gone.is_(False), is_over) for gone, is_over in kept))
-
-
-def _payloads_due(job: AnyRow, retention: Retention) -> float:
-    kept_s = 0.0 if job.state == JobState.COMPLETED.value else retention.payloads_s
-    return float(job.finished_at) + kept_s
 
 
 def _after(
@@ -157,9 +144,7 @@ def _after(
 ) -> tuple[str, float, bool, bool, bool]:
     """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
     gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
-    due = (_payloads_due(job, retention), job.finished_at + retention.inputs_s, job.finished_at + retention.artifacts_s)
-    times = [at for at, is_gone in zip(due, gone, strict=True) if not is_gone]
-    return job.id, min([*times, job.finished_at + retention.jobs_s]), *gone
+    return job.id, retention.next_check(job, gone), *gone
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
@@ -184,7 +169,7 @@ def delete_job(tx: Connection, job_id: str) -> None:
     state = None
     if job_id.isprintable():
         state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
-        is_garbage = exists().where(GarbageRow.job_id == job_id, GarbageRow.what == job_prefix(job_id))
+        is_garbage = exists().where(GarbageRow.owner == job_id, GarbageRow.what == job_prefix(job_id))
         if state is None and tx.execute(select(is_garbage)).scalar_one():
             return  # deleted a moment ago, perhaps by an earlier try of this transaction
     if state is None:

@@ -83,7 +83,7 @@ def retry(
         return transition.queues(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
-    by_prefix = exists().where(GarbageRow.job_id == job_id, GarbageRow.what.endswith("/"))
+    by_prefix = exists().where(GarbageRow.owner == job_id, GarbageRow.what.endswith("/"))
     if tx.execute(select(by_prefix)).scalar_one():
         # Its objects are being deleted; a new attempt's must not be among them. A single key is of an old attempt.
         raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")

@@ -20,6 +20,7 @@ from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.keep.retention import leaves_no_payloads
 from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.values import Completion, StoredSnapshot
@@ -249,7 +250,7 @@ class JobTransition:
     def write(self, prune_after_s: float = 0.0) -> None:
         """Write the changes, queue the stage runs whose inputs are all there, and end the jobs that are done.
 
-        The pruner checks a job ``prune_after_s`` after its end if it completed with one attempt a stage, else at once.
+        The pruner checks a job ``prune_after_s`` after its end if it left no payloads, else at once.
         Raises RuntimeError when another transaction has changed a stage run in spite of the lock.
         """
         to_queue: list[Run] = []
@@ -278,8 +279,7 @@ class JobTransition:
         error = self._job_errors.get(job_id)
         error_json, code = (None, None) if error is None else (encode_json(error), error["code"])
         finished_at = prune_at = self.now if state.is_final else None
-        # A completed job needs no payloads any more; only an attempt that was lost may have left some.
-        no_payloads = state == JobState.COMPLETED and all(run.attempt == 1 for run in self._runs_of_job[job_id])
+        no_payloads = leaves_no_payloads(state, (run.attempt for run in self._runs_of_job[job_id]))
         if no_payloads:
             prune_at = self.now + prune_after_s
         new_ending = ending.value if state == JobState.CANCELLING else None

@@ -137,7 +137,7 @@ ROWS: Mapping[str, list[dict[str, Any]]] = {
         {"id": 2, "job_id": FAILED, "number": 1, "type": "job.failed", "at": 1002.5,
          "data": '{"error": ' + ERROR + "}"},
     ],
-    "garbage": [{"id": 1, "job_id": DONE, "what": f"jobs/{ANY_SCRIPT}/"}],
+    "garbage": [{"id": 1, "owner": DONE, "what": f"jobs/{ANY_SCRIPT}/"}],
 }  # fmt: skip
 
 

@@ -402,7 +402,7 @@ def test_payloads_of_completed_jobs_go_at_once(jobs: Jobs) -> None:
 def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
     jobs: Jobs, database: Database, lost: bool
 ) -> None:
-    patient = Jobs(database, prune_after_s=KEEP.completed_s)
+    patient = Jobs(database, prune_after_s=KEEP.without_payloads_s)
     patient.submit(new_job({"first": []}))
     register(patient, "w", lease_s=10_000)
     if lost:  # it may have left a payload that nobody knows of
@@ -410,7 +410,7 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
         patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
     complete_all(patient, "w")
     assert patient.prune(KEEP).checked == (1 if lost else 0)
-    pass_time(database, KEEP.completed_s + 1)
+    pass_time(database, KEEP.without_payloads_s + 1)
     assert patient.prune(KEEP) == PruneResult(checked=1, inputs=1)
 
 

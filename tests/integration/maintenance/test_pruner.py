@@ -144,7 +144,7 @@ def test_a_shortened_retention_frees_at_once(
 ) -> None:
     store = open_store(storage_settings)
     long, short = storage_settings, storage_settings.model_copy(update={f"keep_{kind}_s": 60.0})
-    jobs = Jobs(database, prune_after_s=Retention.of(long).completed_s)
+    jobs = Jobs(database, prune_after_s=Retention.of(long).without_payloads_s)
     for stage in ("first", "second"):
         register(jobs, f"w-{stage}", stage, slots=100)
     old = [make(jobs, store) for make in (completed, half_failed) for _ in range(3)]
@@ -173,7 +173,7 @@ def test_a_rescuer_that_starts_with_a_shorter_retention_frees_in_its_first_round
     database: Database, storage_settings: Settings
 ) -> None:
     store = open_store(storage_settings)
-    jobs = Jobs(database, prune_after_s=Retention.of(storage_settings).completed_s)
+    jobs = Jobs(database, prune_after_s=Retention.of(storage_settings).without_payloads_s)
     for stage in ("first", "second"):
         register(jobs, f"w-{stage}", stage, slots=100)
     job_id = completed(jobs, store)
@@ -186,7 +186,7 @@ def test_a_rescuer_that_starts_with_a_shorter_retention_frees_in_its_first_round
 def test_a_lengthened_retention_keeps_what_is_there(database: Database, storage_settings: Settings, kind: str) -> None:
     store = open_store(storage_settings)
     long, short = storage_settings, storage_settings.model_copy(update={f"keep_{kind}_s": 60.0})
-    jobs = Jobs(database, prune_after_s=Retention.of(short).completed_s)
+    jobs = Jobs(database, prune_after_s=Retention.of(short).without_payloads_s)
     for stage in ("first", "second"):
         register(jobs, f"w-{stage}", stage, slots=100)
     for make in (completed, half_failed):

@@ -1,0 +1,71 @@
+"""Retention: how long each kind of data of an ended job is kept. Pure policy; ``prune`` applies it.
+
+A completed job keeps no payloads: they go with its end, but for those of attempts that were lost.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from sqlalchemy import ColumnElement, and_, or_
+
+from omni_jobs.database.statement import AnyRow
+from omni_jobs.database.tables import JobRow
+from omni_jobs.settings import Settings
+from omni_jobs.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the pruner leaves each kind of data, in seconds after the end of its job."""
+
+    payloads_s: float  # of jobs that did not complete
+    inputs_s: float
+    artifacts_s: float
+    events_s: float  # since they were written
+    jobs_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the retention that the settings ``keep_…_s`` give."""
+        return cls(
+            payloads_s=settings.keep_payloads_s,
+            inputs_s=settings.keep_inputs_s,
+            artifacts_s=settings.keep_artifacts_s,
+            events_s=settings.keep_events_s,
+            jobs_s=settings.keep_jobs_s,
+        )
+
+    @property
+    def without_payloads_s(self) -> float:
+        """The seconds from the end of a job that leaves no payloads until there is something to prune."""
+        return min(self.inputs_s, self.artifacts_s, self.jobs_s)
+
+    def due(self, job: AnyRow) -> tuple[float, float, float]:
+        """Return when the payloads, the inputs and the artifacts of an ended job are due, in seconds since 1970."""
+        payloads_s = 0.0 if job.state == JobState.COMPLETED.value else self.payloads_s
+        payloads, inputs, artifacts = (job.finished_at + kept for kept in (payloads_s, self.inputs_s, self.artifacts_s))
+        return payloads, inputs, artifacts
+
+    def next_check(self, job: AnyRow, gone: Sequence[bool]) -> float:
+        """Return when the first of an ended job's data is due that is not ``gone``, in seconds since 1970."""
+        times = [at for at, is_gone in zip(self.due(job), gone, strict=True) if not is_gone]
+        return float(min([*times, job.finished_at + self.jobs_s]))
+
+    def is_due(self, at: float) -> ColumnElement[bool]:
+        """Return the SQL condition that an ended job has something which is due at this time."""
+        is_completed = JobRow.state.concat("") == JobState.COMPLETED.value  # no index of states serves it
+        kept = (
+            (JobRow.payloads_gone, or_(is_completed, JobRow.finished_at <= at - self.payloads_s)),
+            (JobRow.inputs_gone, JobRow.finished_at <= at - self.inputs_s),
+            (JobRow.artifacts_gone, JobRow.finished_at <= at - self.artifacts_s),
+        )
+        return or_(JobRow.finished_at <= at - self.jobs_s, *(and_(gone.is_(False), is_over) for gone, is_over in kept))
+
+
+def leaves_no_payloads(state: JobState, attempts: Iterable[int]) -> bool:
+    """Return whether nothing of a job's payloads can be in the store after its end in this state.
+
+    ``attempts`` are those of its stage runs. An attempt that was lost may have left a payload that nobody knows of.
+    """
+    return state == JobState.COMPLETED and all(attempt == 1 for attempt in attempts)
