@@ -607,13 +607,26 @@ def test_ports_of_the_docs_are_those_of_the_urls(services: dict[str, dict[str, A
     assert published == {urlsplit(url).hostname: urlsplit(url).port for url in urls}
 
 
+def named_services(line: str) -> list[str]:
+    """The services that a `docker compose` line names."""
+    words = iter(shlex.split(re.split(r" [<>|] ", line)[0], comments=True))
+    for word in words:
+        if word == "--profile":
+            next(words)
+        elif word in ("up", "stop", "build", "exec", "run"):
+            rest = [each for each in words if not each.startswith("-")]
+            rest = [
+                each.partition("=")[0] for each in rest if each != "sh"
+            ]  # of --scale NAME=N, and of --entrypoint sh
+            return rest[:1] if word in ("exec", "run") else rest
+    return []
+
+
 def test_commands_of_the_docs_name_services(services: dict[str, dict[str, Any]]) -> None:
     lines = [line for block in blocks(pages("operations"), "bash") for line in block.splitlines()]
-    named = {
-        word for line in lines for word in re.findall(r"--(?:wait|no-deps) (\w+)$|exec -T (\w+)|--scale (\w+)=", line)
-    }
-    found = {name for names in named for name in names if name}
-    assert {"thinker", "postgres", "objects"} <= found <= services.keys()
+    found = {name for line in lines if "docker compose " in line for name in named_services(line)}
+    assert {"api", "rescuer", "thinker", "talker", "code2wav", "postgres", "objects", "migrate"} <= found
+    assert found <= services.keys()
     assert "scripts/secrets" in lines
     assert any(line.startswith("cp .env.example .env") for line in lines)
 
