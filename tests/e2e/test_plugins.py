@@ -231,7 +231,7 @@ def test_its_jobs_report_and_wait_and_are_cancelled(client: Client) -> None:
     begun = time.monotonic()
     client.cancel(jobs[0].id)
     assert client.wait(jobs[0].id, timeout=30).status is JobState.CANCELLED
-    assert time.monotonic() - begun < 3  # on a busy machine
+    assert time.monotonic() - begun < 15  # its drawing would take 20 s
     until(lambda: unit_of(client, jobs[4]) == "points")
     for job in jobs[1:]:
         client.cancel(job.id)

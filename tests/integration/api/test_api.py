@@ -94,7 +94,7 @@ def test_submit_and_get(api: ApiServer) -> None:
 def test_a_submit_rings_for_the_first_stage(api: ApiServer) -> None:
     job = submitted(api)
     with redis.Redis.from_url(api.services.settings.broker_url.get_secret_value()) as broker:
-        assert broker.brpop(["echo.first"], timeout=10) is not None, "no doorbell came"
+        assert broker.brpop(["echo.first"], timeout=60) is not None, "no doorbell came"
     assert set(api.services.broker.depths().values()) == {0}
     assert claimed(api).job_id == job.id
 

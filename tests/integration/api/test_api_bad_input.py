@@ -135,7 +135,7 @@ def test_a_body_over_the_limit(api: ApiServer) -> None:
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(api: ApiServer) -> None:
-    with socket.create_connection((api.host, api.port), timeout=10) as connection:
+    with socket.create_connection((api.host, api.port), timeout=60) as connection:
         connection.sendall(
             b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999999\r\n\r\n{"

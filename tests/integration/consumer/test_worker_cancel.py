@@ -40,7 +40,7 @@ def test_cancel_frees_the_slot_soon(stack: EchoStack) -> None:
                 if stack.jobs.get(job_id).status is JobState.CANCELLED:
                     took.append(time.monotonic() - began.pop(job_id))
             time.sleep(0.005)
-            assert all(time.monotonic() - at < 10 for at in began.values()), "a cancelled job goes on"
+            assert all(time.monotonic() - at < 30 for at in began.values()), "a cancelled job goes on"
     took.sort()
     print(f"cancel -> cancelled, {len(took)} jobs: p50 {took[len(took) // 2]:.2f} s, p99 {took[-1]:.2f} s (the most)")
 

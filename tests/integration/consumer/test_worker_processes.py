@@ -60,7 +60,7 @@ def test_a_successor_ends_a_stopped_worker_and_its_engine(stack: EchoStack) -> N
     below, _ = processes_of(stopped)
     stack.freeze(stopped)
     stack.serving(stack.launch("code2wav", SLOT))
-    assert stopped.process.wait(5) == -signal.SIGKILL
+    assert stopped.process.wait(30) == -signal.SIGKILL
     until_gone(below, 5)
 
 

@@ -49,7 +49,7 @@ async def test_the_wait_is_what_the_server_says(
     async with remote_runner(openai_server.url, wait_s=20, longest_pause_s=1) as runner:
         began = time.monotonic()
         assert (await runner.run(prompt(), Recorded())).text == "Hi"
-        assert at_least_s <= time.monotonic() - began < at_least_s + 1
+        assert at_least_s <= time.monotonic() - began < at_least_s + 5  # not the 9 s of the other header
 
 
 async def test_a_busy_server_is_not_waited_for_for_ever(openai_server: OpenAIServer) -> None:
@@ -127,7 +127,7 @@ async def test_a_waiting_run_can_be_cancelled(openai_server: OpenAIServer) -> No
         run = asyncio.create_task(runner.run(prompt(), lambda each: waiting.set() if each.waiting else None))
         await waiting.wait()
         run.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             with pytest.raises(asyncio.CancelledError):
                 await run
 
