@@ -73,6 +73,7 @@ class Client:
         self._http = httpx2.Client(
             base_url=self.base_url,
             timeout=timeout,
+            verify=urlsplit(self.base_url).scheme != "http",  # certificates take long to load
             trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
             headers={"Accept": "application/json", **_authorization(api_key)},
         )
