@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from anyio.to_thread import run_sync
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_jobs.api import artifacts, bulk, dashboard, health, jobs, pipelines, stages
@@ -56,11 +58,18 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_middleware(HeadRequests)
     if settings.root_path:
         app.add_middleware(PathPrefix, prefix=settings.root_path)
+    app.router.routes += _routes()
+    return app
+
+
+@cache  # they take longer than all else of an application
+def _routes() -> list[BaseRoute]:
+    router = APIRouter()
     for noun in (jobs, bulk, artifacts, pipelines, stages, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
-        app.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
-    app.include_router(health.router, responses=errors(421, 431))
-    return app
+        router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
+    router.include_router(health.router, responses=errors(421, 431))
+    return router.routes
 
 
 class _Api(FastAPI):

@@ -80,7 +80,7 @@ class ChildReadiness:
 
     def _api_lives(self) -> bool:
         with suppress(httpx2.HTTPError):
-            return httpx2.get(f"{self._api_url}/healthz", timeout=API_LIMIT_S, trust_env=False).is_success
+            return httpx2.get(f"{self._api_url}/healthz", timeout=API_LIMIT_S, trust_env=False, verify=False).is_success
         return False
 
     def _is_registered(self, worker: Child) -> bool:

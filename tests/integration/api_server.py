@@ -77,7 +77,8 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
     try:
         assert started.wait(START_S), "the API did not start"
         host, port = server.servers[0].sockets[0].getsockname()
-        with closing(httpx2.Client(base_url=f"http://{host}:{port}", trust_env=False, timeout=30)) as http:
+        url = f"http://{host}:{port}"
+        with closing(httpx2.Client(base_url=url, trust_env=False, timeout=30, verify=False)) as http:
             services, connections = server.app.state.services, server.server_state.connections
             yield ApiServer(host, port, http, services, connections, server.loop, server.stop)
     finally:

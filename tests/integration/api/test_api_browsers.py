@@ -34,14 +34,13 @@ CHROMIUM = [
 
 
 @pytest.fixture
-def settings(tmp_path: Path, valkey_server: str) -> Settings:
-    settings = Settings(
+def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
+    return Settings(
         data_dir=tmp_path,
+        database_url=sqlite_url,
         broker_url=valkey_server,  # type: ignore[arg-type]
         stage_configs=ROOT / "stage_configs",
     )
-    Database(settings.resolved_database_url).migrate()
-    return settings
 
 
 @pytest.fixture

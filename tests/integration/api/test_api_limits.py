@@ -35,9 +35,10 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def settings(tmp_path: Path, valkey_server: str) -> Settings:
-    settings = Settings(
+def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
+    return Settings(
         data_dir=tmp_path,
+        database_url=sqlite_url,
         broker_url=valkey_server,  # type: ignore[arg-type]
         stage_configs=ROOT / "stage_configs",
         max_head_bytes=16 << 10,
@@ -49,8 +50,6 @@ def settings(tmp_path: Path, valkey_server: str) -> Settings:
         body_limit_s=3.0,
         silence_limit_s=1.0,
     )
-    Database(settings.resolved_database_url).migrate()
-    return settings
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
 
@@ -24,14 +23,13 @@ OWN_ID = b"X-Request-Id: mine\r\n"
 
 
 @pytest.fixture
-def settings(tmp_path: Path, valkey_server: str) -> Settings:
-    settings = Settings(
+def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
+    return Settings(
         data_dir=tmp_path,
+        database_url=sqlite_url,
         broker_url=valkey_server,  # type: ignore[arg-type]
         stage_configs=ROOT / "stage_configs",
     )
-    Database(settings.resolved_database_url).migrate()
-    return settings
 
 
 @pytest.fixture

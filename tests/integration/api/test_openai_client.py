@@ -7,7 +7,6 @@ from typing import Any
 import openai
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
 
@@ -17,14 +16,13 @@ UNKNOWN = "/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
 
 
 @pytest.fixture
-def settings(tmp_path: Path, valkey_server: str) -> Settings:
-    settings = Settings(
+def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
+    return Settings(
         data_dir=tmp_path,
+        database_url=sqlite_url,
         broker_url=valkey_server,  # type: ignore[arg-type]
         stage_configs=ROOT / "stage_configs",
     )
-    Database(settings.resolved_database_url).migrate()
-    return settings
 
 
 class Stock:
