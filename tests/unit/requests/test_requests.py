@@ -20,6 +20,7 @@ from tests.oracles import samples
 ROOT = Path(__file__).parents[3]
 HELLO = [{"role": "user", "content": "Hello"}]
 WAV = samples.wav()
+USUAL = Settings(max_body_bytes=4 << 20, max_media_parts=3)
 _WALLS: list[MediaWall] = []
 
 
@@ -30,20 +31,20 @@ def pipelines() -> Pipelines:
 
 @pytest.fixture(scope="module")
 def settings(tiny_checkpoint: Path) -> Settings:
-    return Settings(models={"qwen2_5_omni": tiny_checkpoint}, max_body_bytes=4 << 20, max_media_parts=3)
+    return USUAL.model_copy(update={"models": {"qwen2_5_omni": tiny_checkpoint}})
 
 
 @pytest.fixture(scope="module", autouse=True)
 def wall() -> Iterator[None]:
-    """One for all whose limits are the defaults, as a server has one."""
-    with MediaWall(Settings()) as wall:
+    """One for all with the usual limits, as a server has one."""
+    with MediaWall(USUAL) as wall:
         _WALLS.append(wall)
         yield
     _WALLS.clear()
 
 
 def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> AdmittedRequest:
-    usual = MediaLimits.of(settings) == MediaLimits.of(Settings())
+    usual = MediaLimits.of(settings) == MediaLimits.of(USUAL)
     whole = {"model": "qwen2_5_omni", "messages": HELLO, **body}
     return admit(whole, pipelines, settings, wall=_WALLS[0] if usual else None)
 
