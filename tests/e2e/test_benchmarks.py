@@ -27,11 +27,6 @@ def figures_of(tmp_path: Path, module: str, *arguments: str) -> dict[str, dict[s
     return figures
 
 
-def test_the_main_job(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "main_job", "--jobs", "2", "--runs", "1")
-    assert {"1 job, stack", "2 jobs, OmniLLM's time / the stack's", "memory of the stack, idle"} <= set(figures)
-
-
 def test_payloads(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "payloads", "--quick", "--directory", tmp_path)
     targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
@@ -54,28 +49,9 @@ def test_the_control_plane(tmp_path: Path) -> None:
     assert {"sqlite, jobs/s", "sqlite / celery_chain", "sqlite / dramatiq_pipeline"} <= set(figures)
 
 
-def test_the_runners(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "runners")
-    assert {
-        "a step's capture, 4 requests: time per request / batched",
-        "4 requests, CPU time: capture on / capture off",
-        "4 requests, time: capture on / Transformers, one batch",
-    } <= set(figures)
-
-
 def test_submits(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "submit", "--database", "sqlite")
     assert {"sqlite: 32 clients, submits/s", "sqlite: a bulk of 500"} <= set(figures)
-
-
-def test_the_engine(tmp_path: Path) -> None:
-    assert "the platform / the bare engine" in figures_of(tmp_path, "engine")
-
-
-def test_remote(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "remote")
-    names = {name for name, figure in figures.items() if figure["target"] == 0.95}
-    assert {name.partition(" /")[0] for name in names} == {"the remote runner", "through the queue"}
 
 
 def test_a_backlog(tmp_path: Path) -> None:
@@ -116,11 +92,6 @@ def test_the_hand_off(tmp_path: Path) -> None:
     assert {"s3: hand-off, p50", "s3: whole job, p99", "s3: a read"} <= set(figures)
 
 
-def test_the_pipeline(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "pipeline")
-    assert {"the platform's rate / OmniLLM's", "4 in one batch: first", "OmniLLM's rate / the bound's"} <= set(figures)
-
-
 def test_what_a_job_costs(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "costs")
     for load in ("under load", "a trickle"):
@@ -142,14 +113,3 @@ def test_estimates(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "estimates")
     assert figures["sqlite: all: intervals"]["value"] > 0
     assert (figures["sqlite: all: held"]["target"], figures["sqlite: all: held, and no more"]["target"]) == (0.75, 0.85)
-
-
-def test_pictures(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "pictures")
-    targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
-    assert targets == {
-        "beside / alone": 2.0,
-        "2 of 64 px, the queue's rate / OmniLLM's": 0.95,
-        "2 of 256 px, the queue's rate / OmniLLM's": 0.95,
-        "with snapshots / without": 1.03,
-    }

@@ -65,7 +65,7 @@ class Subject:
         return self._expected[case.name]
 
 
-@pytest.fixture(scope="module", params=STACKS)
+@pytest.fixture(scope="module", params=["shipped, seed 0", pytest.param("crowded, seed 4", marks=pytest.mark.long)])
 def subject(request: pytest.FixtureRequest, e2e_dir: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[Subject]:
     seed, change = STACKS[request.param]
     checkpoint = tiny_checkpoints(seed)

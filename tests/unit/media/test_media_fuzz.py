@@ -2,9 +2,12 @@
 
 import time
 
+import pytest
+
 from tests.fuzz.media import damaged, fuzz, seeds
 
 
+@pytest.mark.long
 def test_a_short_run() -> None:
     found = fuzz(1_500, seed=20260102, until=time.monotonic() + 15)
     assert found.broken == []
