@@ -83,7 +83,8 @@ class StockWorker(ARRunner):
     async def start(self) -> None:
         from workers.vllm_hooks.engine import Engine
 
-        self._engine = await asyncio.to_thread(Engine.start, self._engine_args)
+        arguments = {name: value for name, value in self._engine_args.items() if name != "worker_cls"}
+        self._engine = await asyncio.to_thread(Engine.start, arguments)
 
 
 async def _with_engines(

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +39,7 @@ from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import ChatParameters
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.remote_runner import RemoteRunner
+from workers.stages.engine_args import OmniEngineArgs
 
 Side = Callable[[Sequence[str]], Awaitable[None]]
 """Has all these texts answered at once, each with ``NEW_TOKENS`` tokens, and checks the answers."""
@@ -168,19 +168,11 @@ async def _measure(server: VllmServer, platform: Client, texts: Sequence[str], r
     return times
 
 
-@dataclass(frozen=True)
-class _Args:
-    engine: RemoteEngine
-    servers: Mapping[str, Server]
-    stage: str
-    max_in_flight: int
-
-
 async def _runner(server: VllmServer, jobs: int, held: AsyncExitStack, *, stream: bool) -> Side:
     """Return our side: a remote stage's runner, as a worker has it."""
     engine = RemoteEngine(server="vllm", endpoint="chat", model=MODEL, send_seed=False, stream=stream, extra_body={})
     servers = {"vllm": Server(url=server.url, key=SecretStr(KEY))}
-    runner = RemoteRunner(_Args(engine, servers, "llm", jobs))
+    runner = RemoteRunner(OmniEngineArgs("llm", None, "cpu", None, jobs, engine, servers=servers))
     await runner.start()
     held.push_async_callback(runner.close)
     parameters = ChatParameters(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)

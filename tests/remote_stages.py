@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import SecretStr
@@ -11,19 +10,15 @@ from omni_jobs.servers import Server
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
 from workers.runners.remote.remote_runner import RemoteRunner
+from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Progress
 
 KEY = "sk-hidden-word"
 
 
-@dataclass(frozen=True)
-class Args:
-    """What a RemoteRunner reads of ``OmniEngineArgs``."""
-
-    engine: RemoteEngine
-    servers: Mapping[str, Server]
-    stage: str = "llm"
-    max_in_flight: int = 64
+def args(engine: RemoteEngine, servers: Mapping[str, Server], slots: int = 64) -> OmniEngineArgs:
+    """The arguments of a runner of a stage ``llm``."""
+    return OmniEngineArgs("llm", None, "cpu", None, slots, engine, servers=servers)
 
 
 def engine_settings(endpoint: str = "chat", **settings: Any) -> RemoteEngine:
@@ -36,7 +31,7 @@ def engine_settings(endpoint: str = "chat", **settings: Any) -> RemoteEngine:
 async def remote_runner(url: str, endpoint: str = "chat", **settings: Any) -> AsyncIterator[RemoteRunner]:
     """A started runner of a stage ``llm``, with a key."""
     server = Server(url=url, key=SecretStr(KEY))
-    runner = RemoteRunner(Args(engine_settings(endpoint, **settings), {"local": server}))
+    runner = RemoteRunner(args(engine_settings(endpoint, **settings), {"local": server}))
     await runner.start()
     try:
         yield runner

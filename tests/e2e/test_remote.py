@@ -21,7 +21,7 @@ from omni_jobs.servers import Server
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.processes import named, until_gone
-from tests.remote_stages import Args, Recorded, engine_settings, prompt
+from tests.remote_stages import Recorded, args, engine_settings, prompt
 from tests.services.vllm_server import KEY, MODEL, SEATS, VllmServer
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.types import Progress
@@ -37,7 +37,7 @@ async def runner_of(
     server: VllmServer, endpoint: str = "chat", key: str = KEY, **settings: Any
 ) -> AsyncIterator[RemoteRunner]:
     engine = engine_settings(endpoint, **{"model": MODEL, **settings})
-    runner = RemoteRunner(Args(engine, {"local": Server(url=server.url, key=SecretStr(key))}))
+    runner = RemoteRunner(args(engine, {"local": Server(url=server.url, key=SecretStr(key))}))
     await runner.start()
     try:
         yield runner

@@ -1,8 +1,13 @@
 """``declared_component``: what a family declares of the component that a stage runs."""
 
+from typing import TypeVar
+
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.declarations import ComponentDeclaration, family
+from omni_jobs.pipelines.plugins import named_object
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+
+T = TypeVar("T")
 
 
 def declared_component(args: OmniEngineArgs, kind: str) -> tuple[OmniModelConfig, ComponentDeclaration]:
@@ -23,3 +28,14 @@ def declared_component(args: OmniEngineArgs, kind: str) -> tuple[OmniModelConfig
             stage=args.stage,
         )
     return args.model, declared
+
+
+def component_of(args: OmniEngineArgs, kind: str, description: type[T]) -> tuple[OmniModelConfig, T]:
+    """Return the model of a stage of this kind, and the component as a ``description``: one of defaults by default.
+
+    Raises ConfigError as ``declared_component`` does, and PluginBroken.
+    """
+    model, declared = declared_component(args, kind)
+    if declared.implementation is None:
+        return model, description()
+    return model, named_object(declared.implementation, description)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from omni_jobs.errors import EngineDead
+from workers.runners.cancelled import is_cancelled
 from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.settled import settled
@@ -49,8 +50,7 @@ class ModelThreads:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._threads is None and caller is not None and not caller.cancelling():
+            if self._threads is None and not is_cancelled():
                 raise EngineDead("the runner was closed", stage=self._stage) from None
             work.is_wanted = False
             await self._gone(work, future)

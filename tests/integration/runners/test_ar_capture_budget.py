@@ -35,7 +35,7 @@ def prompt(tokens: int = TOKENS, *, capture: bool = True, ids: list[int] = PROMP
 async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
     """Its budget is set by each test, as ``budget_for``."""
     found = runner(tiny_checkpoint, "thinker", tmp_path_factory.mktemp("spool"))
-    found._args = replace(found._args, capture_bytes=BUDGET)
+    found.args = replace(found.args, capture_bytes=BUDGET)
     await found.start()
     yield found
     await found.close()
@@ -184,7 +184,7 @@ async def test_the_default_of_a_worker_with_dockers_shared_memory_takes_requests
         return os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr(thinker, "_args", replace(thinker._args, capture_bytes=None))
+    monkeypatch.setattr(thinker, "args", replace(thinker.args, capture_bytes=None))
     monkeypatch.setattr(thinker._spool, "min_free_bytes", 256 << 20)
     thinker._set_budget(thinker._row_bytes, buffer_bytes=0)
     assert thinker._budget.limit == (64 << 20) - (64 << 20) // 10

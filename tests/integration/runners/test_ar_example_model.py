@@ -30,7 +30,7 @@ from tests.oracles.ar import quiet
 from tests.oracles.tinted import EXAMPLE, TintedReference, TintedResult, metadata
 from tests.processes import until_gone
 from workers.execution.stage_llm import StageLLM
-from workers.runners.ar.ar_runner import ARRunner, component_of
+from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
@@ -261,7 +261,7 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
 
 async def test_a_part_the_example_lacks(pipeline: Pipeline) -> None:
     with pytest.raises(ConfigError, match="kind ar runs tinted's component 'speech'; such a stage runs None"):
-        component_of(OmniEngineArgs("tint", OmniModelConfig(Path(), "tinted", "speech"), "cpu", None, 1))
+        ARRunner(OmniEngineArgs("tint", OmniModelConfig(Path(), "tinted", "speech"), "cpu", None, 1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -18,7 +18,7 @@ from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
 from tests.oracles.reference import Reference, ReferenceResult
 from tests.processes import one_process_an_engine
-from workers.runners.ar.ar_runner import ARRunner, component_of
+from workers.runners.ar.ar_runner import ARRunner
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
@@ -320,7 +320,7 @@ async def test_preemption_and_recomputation(crowded: ARRunner, reference: Refere
 
 async def test_a_component_no_ar_stage_runs() -> None:
     with pytest.raises(ConfigError, match="such a stage runs thinker, talker"):
-        component_of(OmniEngineArgs("code2wav", OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "cpu", None, 1))
+        ARRunner(OmniEngineArgs("code2wav", OmniModelConfig(Path(), "qwen2_5_omni", "code2wav"), "cpu", None, 1))
     assert PIPELINE.stage("thinker").component == "thinker"
 
 

@@ -1,11 +1,11 @@
-"""workers.runners.on_vllm.open_runs: runs end with their engine, and no later than their callers."""
+"""workers.runners.open_runs: runs end with their engine, and no later than their callers."""
 
 import asyncio
 
 import pytest
 
 from omni_jobs.errors import EngineDead, ModelError
-from workers.runners.on_vllm.open_runs import OpenRuns
+from workers.runners.open_runs import OpenRuns
 from workers.stages.types import OmniModelRunnerOutput
 
 
@@ -23,15 +23,15 @@ async def soon(error: Exception | None = None) -> OmniModelRunnerOutput:
 
 async def test_a_run_gives_its_output_or_its_error() -> None:
     runs = OpenRuns("llm", lambda: True)
-    assert (await runs.run(soon())).text == "done"
+    assert (await runs.run(soon)).text == "done"
     with pytest.raises(ModelError, match="wrong"):
-        await runs.run(soon(ModelError("wrong")))
+        await runs.run(lambda: soon(ModelError("wrong")))
     runs.close()
 
 
 async def test_closing_ends_runs_and_a_cancelled_caller_stays_cancelled() -> None:
     runs = OpenRuns("llm", lambda: True)
-    left, cancelled = (asyncio.create_task(runs.run(forever())) for _ in range(2))
+    left, cancelled = (asyncio.create_task(runs.run(forever)) for _ in range(2))
     await asyncio.sleep(0)
     cancelled.cancel()
     runs.close()
@@ -39,15 +39,15 @@ async def test_closing_ends_runs_and_a_cancelled_caller_stays_cancelled() -> Non
     ends = await asyncio.gather(left, cancelled, return_exceptions=True)
     assert [type(end) for end in ends] == [EngineDead, asyncio.CancelledError]
     assert isinstance(ends[0], EngineDead)
-    assert (ends[0].stage, ends[0].message) == ("llm", "the engine was closed")
+    assert (ends[0].stage, ends[0].message) == ("llm", "the runner was closed")
 
 
 async def test_a_run_of_which_the_engine_says_nothing_ends_with_it() -> None:
     """vLLM forgets requests that come while its engine dies. The watch begins anew with runs after a pause."""
     alive = True
     runs = OpenRuns("llm", lambda: alive)
-    assert (await runs.run(soon())).text == "done"
-    hanging = asyncio.create_task(runs.run(forever()))
+    assert (await runs.run(soon)).text == "done"
+    hanging = asyncio.create_task(runs.run(forever))
     await asyncio.sleep(0)
     alive = False
     async with asyncio.timeout(30):

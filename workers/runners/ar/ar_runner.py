@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadTooLarge
-from omni_jobs.pipelines.plugins import named_object
+from omni_jobs.errors import ConfigError, EngineDead, OmniJobsError
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -30,34 +29,26 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
-from workers.runners.declared_component import declared_component
+from workers.runners.declared_component import component_of
 from workers.runners.growing_text import GrowingText
 from workers.runners.on_vllm.given_arguments import given_arguments
-from workers.runners.on_vllm.open_runs import OpenRuns
-from workers.runners.on_vllm.start_engine import start_engine
+from workers.runners.on_vllm.vllm_runner import VllmRunner
 from workers.runners.runner import ProgressSink
 from workers.runners.settled import settled
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import (
-    WAITING,
-    EnginePrompt,
-    OmniModelRunnerOutput,
-    Progress,
-)
+from workers.stages.types import WAITING, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-
-    from workers.vllm_hooks.engine import Engine
 
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
 _Prompt = OmniTextPrompt | OmniTokensPrompt
 
 
-class ARRunner:
-    """Runs any component that an ``ArComponent`` describes: a thinker, a talker. Implements ``Runner``."""
+class ARRunner(VllmRunner[_Prompt, ArEngine]):
+    """Runs any component that an ``ArComponent`` describes: a thinker, a talker. Implements ``TellingRunner``."""
 
     # From ``start`` on; the spool and the budget outlive ``close``.
     _spool: Spool
@@ -67,12 +58,8 @@ class ARRunner:
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no AR stage can run that component."""
-        self._args = args
-        model, self._component = component_of(args)
-        self._engine_args = engine_args(args, model, self._component)
-        self._adapters = args.engine.lora_modules if isinstance(args.engine, ArEngine) else {}
-        self._engine: Engine | None = None
-        self._runs = OpenRuns(args.stage, lambda: self.healthy)
+        model, self._component = component_of(args, "ar", ArComponent)
+        super().__init__(args, {**engine_args(args, model, self._component), "worker_cls": WORKER})
         self._forgetting: set[asyncio.Task[None]] = set()
         self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
         self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))
@@ -84,23 +71,25 @@ class ARRunner:
         Raises ConfigError as ``Engine.start`` does, for a spool that cannot be used and for too small a bound on the
         bytes of hidden states. Raises EngineDead when a process ends.
         """
-        self._spool = self._held.enter_context(closing(Spool(self._args.spool_dir, self._args.min_free_bytes)))
+        self._spool = self._held.enter_context(closing(Spool(self.args.spool_dir, self.args.min_free_bytes)))
         try:
-            check_lora_modules(self._adapters, self._engine_args.get("max_lora_rank"), self._args.stage)
-            self._engine = await start_engine(self._args, {**self._engine_args, "worker_cls": WORKER})
-            await self._engine.load_adapters(self._adapters)
-            sizes, *_ = await self._engine.call(
+            adapters = self.engine.lora_modules
+            check_lora_modules(adapters, self._engine_args.get("max_lora_rank"), self.args.stage)
+            await super().start()
+            engine = self._running()
+            await engine.load_adapters(adapters)
+            sizes, *_ = await engine.call(
                 "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
             )
             self._set_budget(sizes["row_bytes"], sizes["buffer_bytes"])
         except BaseException:
             await self.close()
             raise
-        self._stop_ids = self._component.stop_ids(self._engine.hf_config)
+        self._stop_ids = self._component.stop_ids(engine.hf_config)
 
     def _set_budget(self, row_bytes: int, buffer_bytes: int) -> None:
         """Limit the bytes of hidden states. Raises ConfigError when one step's copy needs more than the limit."""
-        limit = self._args.capture_bytes
+        limit = self.args.capture_bytes
         remedy = RAISE_LIMIT
         if limit is None:
             capacity = self._spool.capacity
@@ -111,18 +100,13 @@ class ARRunner:
                 f"{limit:,} bytes for hidden states, and the buffers of one step's copy alone take {buffer_bytes:,}: "
                 f"{remedy}, or take a smaller engine.max_num_batched_tokens",
                 field="capture_bytes",
-                stage=self._args.stage,
+                stage=self.args.stage,
             )
         self._row_bytes = row_bytes
         self._budget = CaptureBudget(limit - buffer_bytes, remedy)
 
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def produce(self, prompt: _Prompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
-        return await self._runs.run(self._run(prompt, progress))
-
-    async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        if not isinstance(prompt, _Prompt):
-            raise ModelError(f"an AR stage takes no {type(prompt).__name__}", field="kind")
         engine = self._running()
         key = uuid.uuid4().hex
         share: CaptureShare | None = None
@@ -143,8 +127,8 @@ class ARRunner:
             if share is not None:
                 output = await self._take(output, key, share)
             return self._component.finish(prompt, output)
-        except BaseException as error:
-            await self._clean_up(key, share, error)
+        except BaseException:
+            await self._clean_up(key, share)
             raise
         finally:
             self._spool.remove(key)
@@ -161,24 +145,12 @@ class ARRunner:
 
     async def close(self) -> None:
         """End the engine; runs in progress raise EngineDead. Safe to call twice."""
-        engine, self._engine = self._engine, None
-        self._runs.close()
         for task in self._forgetting:
             task.cancel()
         self._load.close()
         self._take_rows.close()
-        if engine is not None:
-            await engine.close()
+        await super().close()
         self._held.close()
-
-    @property
-    def healthy(self) -> bool:
-        return self._engine is not None and self._engine.healthy
-
-    @property
-    def computing(self) -> Collection[int]:
-        """The stage runs that are in the engine."""
-        return self._runs.computing
 
     async def stats(self) -> dict[str, int]:
         """Return the first rank's counts (``GPUARWorker.omni_stats``); for tests and benchmarks. Raises EngineDead."""
@@ -186,15 +158,8 @@ class ARRunner:
         counts, *_ = await self._running().call("omni_stats")
         return counts
 
-    def _running(self) -> Engine:
-        if self._engine is None:
-            raise EngineDead("the engine is not running", stage=self._args.stage)
-        return self._engine
-
-    async def _clean_up(self, key: str, share: CaptureShare | None, error: BaseException) -> None:
-        """Return once the engine has forgotten a request that failed or was cancelled; name the stage in its error."""
-        if isinstance(error, ModelError | EngineDead | PayloadTooLarge):
-            error.stage = error.stage or self._args.stage
+    async def _clean_up(self, key: str, share: CaptureShare | None) -> None:
+        """Return once the engine has forgotten a request that failed or was cancelled."""
         # A task of its own, because the caller may be cancelled again while it runs.
         task = asyncio.create_task(self._forget(key, share))
         self._forgetting.add(task)
@@ -314,14 +279,6 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArCompo
     embeds = {"enable_prompt_embeds": True} if model.prompt_embeds else {}
     own = {"model": str(model.path / component.model), "disable_log_stats": True}
     return {**own, **given, **embeds, **component.engine_args}
-
-
-def component_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, ArComponent]:
-    """Return a stage's model and its component. Raises ConfigError when no AR stage can run it, and PluginBroken."""
-    model, declared = declared_component(args, "ar")
-    if declared.implementation is None:
-        return model, ArComponent()
-    return model, named_object(declared.implementation, ArComponent)
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:

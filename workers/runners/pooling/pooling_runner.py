@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
-from omni_jobs.pipelines.plugins import named_object
+from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
-from workers.runners.declared_component import declared_component
+from workers.runners.declared_component import component_of
 from workers.runners.on_vllm.given_arguments import given_arguments
-from workers.runners.on_vllm.open_runs import OpenRuns
-from workers.runners.on_vllm.start_engine import start_engine
+from workers.runners.on_vllm.vllm_runner import VllmRunner
 from workers.runners.pooling.component import PoolingComponent
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.runner import ProgressSink
 from workers.runners.settled import settled
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
+from workers.stages.types import OmniModelRunnerOutput, Progress
 from workers.vllm_hooks import LONE_TOKENIZER
 
 if TYPE_CHECKING:
     import torch
-
-    from workers.vllm_hooks.engine import Engine
-
 
 T = TypeVar("T")
 
@@ -49,44 +44,26 @@ POOLING_ARGUMENTS: Mapping[str, Any] = {
 """The engine arguments of vLLM that make it return rows instead of tokens."""
 
 
-class PoolingRunner:
-    """Runs any component that a ``PoolingComponent`` describes: a text encoder. Implements ``Runner``."""
+class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
+    """Runs any component that a ``PoolingComponent`` describes: a text encoder. Implements ``TellingRunner``."""
 
     def __init__(self, args: OmniEngineArgs) -> None:
         """Look up the component and load nothing yet. Raises ConfigError when no pooling stage can run it."""
-        self._args = args
-        model, component = component_of(args)
-        self._engine_args = engine_args(args, model, component)
+        model, component = component_of(args, "pooling", PoolingComponent)
+        super().__init__(args, engine_args(args, model, component))
         self._most_pictures = component.pictures
-        self._engine: Engine | None = None
-        self._runs = OpenRuns(args.stage, lambda: self.healthy)
 
     async def start(self) -> None:
-        """Start vLLM's processes and load the model there. Raises ConfigError as ``Engine.start`` does, and EngineDead.
+        """Start the engine. Raises ConfigError for a checkpoint with more layers behind the final norm, too."""
+        check_model_files(Path(self._engine_args["model"]), self.args.stage)
+        await super().start()
 
-        A checkpoint that has more layers behind the final norm is refused with ConfigError, too.
-        """
-        check_model_files(Path(self._engine_args["model"]), self._args.stage)
-        self._engine = await start_engine(self._args, self._engine_args)
-
-    async def run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def produce(self, prompt: PoolingPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt, with its negative prompt at the same time. Raises ModelError as ``Runner.run`` does.
 
         The output has ``prompt_embeds`` [P - drop, H], and ``negative_prompt_embeds`` [Q - drop, H] where there is a
         negative prompt, as ``multimodal_outputs`` on the CPU. P and Q count the tokens of pictures.
         """
-        return await self._runs.run(self._run(prompt, progress))
-
-    async def _run(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        try:
-            return await self._embed(prompt, progress)
-        except OmniJobsError as error:
-            error.stage = error.stage or self._args.stage
-            raise
-
-    async def _embed(self, prompt: EnginePrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
-        if not isinstance(prompt, PoolingPrompt):
-            raise ModelError(f"a pooling stage takes no {type(prompt).__name__}", field="kind")
         engine = self._running()
         sequences = {"prompt_embeds": prompt.prompt_token_ids}
         if prompt.negative_token_ids is not None:
@@ -117,35 +94,6 @@ class PoolingRunner:
             multimodal_outputs=dict(zip(sequences, rows, strict=True)),
             usage={"prompt_tokens": total, "completion_tokens": 0},
         )
-
-    async def close(self) -> None:
-        """End the engine; runs in progress raise EngineDead. Safe to call twice."""
-        engine, self._engine = self._engine, None
-        self._runs.close()
-        if engine is not None:
-            await engine.close()
-
-    @property
-    def healthy(self) -> bool:
-        return self._engine is not None and self._engine.healthy
-
-    @property
-    def computing(self) -> Collection[int]:
-        """The stage runs that are in the engine."""
-        return self._runs.computing
-
-    def _running(self) -> Engine:
-        if self._engine is None:
-            raise EngineDead("the engine is not running", stage=self._args.stage)
-        return self._engine
-
-
-def component_of(args: OmniEngineArgs) -> tuple[OmniModelConfig, PoolingComponent]:
-    """Return a stage's model and its component. Raises ConfigError when no pooling stage runs it, and PluginBroken."""
-    model, declared = declared_component(args, "pooling")
-    if declared.implementation is None:
-        return model, PoolingComponent()
-    return model, named_object(declared.implementation, PoolingComponent)
 
 
 def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: PoolingComponent) -> dict[str, Any]:

@@ -152,7 +152,7 @@ async def test_close_ends_the_runs(openai_server: OpenAIServer) -> None:
 
 async def test_a_prompt_of_another_runner_is_refused(openai_server: OpenAIServer) -> None:
     async with remote_runner(openai_server.url) as runner:
-        with pytest.raises(ModelError, match="takes no str"):
+        with pytest.raises(ModelError, match="takes RemotePrompt, not str"):
             await runner.run("Hi", Recorded())
 
 

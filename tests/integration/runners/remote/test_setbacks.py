@@ -7,7 +7,7 @@ from email.utils import formatdate
 import pytest
 
 from omni_jobs.errors import ConfigError, RemoteUnavailable
-from tests.remote_stages import Args, Recorded, engine_settings, prompt, remote_runner
+from tests.remote_stages import Recorded, args, engine_settings, prompt, remote_runner
 from tests.services.openai_server import Answer, Connection, OpenAIServer, Request, completion, error_answer, reset
 from workers.runners.remote.remote_runner import RemoteRunner
 
@@ -150,5 +150,5 @@ async def test_a_refused_key_is_told_at_the_start(openai_server: OpenAIServer) -
 
 def test_an_unknown_server_is_told_before_the_start() -> None:
     with pytest.raises(ConfigError, match="no server 'local'") as caught:
-        RemoteRunner(Args(engine_settings(), {}))
+        RemoteRunner(args(engine_settings(), {}))
     assert caught.value.field == "engine.server"

@@ -4,10 +4,10 @@ vLLM tells its requests of the engine's death, but for those that come at that v
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
 
 from omni_jobs.errors import EngineDead
+from workers.runners.cancelled import is_cancelled
 from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import OmniModelRunnerOutput
@@ -26,37 +26,40 @@ class OpenRuns:
         self._watch: asyncio.Task[None] | None = None
         self._ended: str | None = None  # why no run goes on
 
-    async def run(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
-        """Return the run's output. Cancelling the caller cancels the run. Raises its errors, and EngineDead."""
+    async def run(self, run: Callable[[], Awaitable[OmniModelRunnerOutput]]) -> OmniModelRunnerOutput:
+        """Return the output of a run. Cancelling the caller cancels it. Raises its errors, and EngineDead."""
+        if self._ended is not None or not self._healthy():
+            raise EngineDead(self._ended or "the engine is not running", stage=self._stage)
         caller = asyncio.current_task()
-        name = None if caller is None else caller.get_name()
-        task = asyncio.create_task(self._contained(run), name=name)
+        task = asyncio.create_task(_contained(run), name=None if caller is None else caller.get_name())
         self._tasks[task] = CURRENT_RUN.get()
         task.add_done_callback(self._tasks.pop)
-        task.add_done_callback(lambda _: run.close())  # of one that was cancelled before its first step
-        if self._watch is None and self._ended is None:
+        if self._watch is None:
             self._watch = asyncio.create_task(self._watch_engine())
         try:
             return await task
         except asyncio.CancelledError:
-            if self._ended is not None and caller is not None and not caller.cancelling():
+            if self._ended is not None and not is_cancelled():
                 raise EngineDead(self._ended, stage=self._stage) from None
             raise
+        finally:
+            del task, caller  # which have the error, whose traceback has this frame, and with it all of an answer
 
     @property
     def computing(self) -> Collection[int]:
         """The stage runs that are in the engine."""
         return set(self._tasks.values())
 
-    async def _contained(self, run: Coroutine[Any, Any, OmniModelRunnerOutput]) -> OmniModelRunnerOutput:
-        with Contained():
-            return await run
-
     def close(self) -> None:
         """Cancel all runs: their callers get EngineDead. Safe to call twice."""
         if self._watch is not None:
             self._watch.cancel()
-        self._end("the engine was closed")
+        self._end("the runner was closed")
+
+    async def settled(self) -> None:
+        """Return once the runs that were cancelled have ended."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why
@@ -74,3 +77,8 @@ class OpenRuns:
                     return
         finally:
             self._watch = None
+
+
+async def _contained(run: Callable[[], Awaitable[OmniModelRunnerOutput]]) -> OmniModelRunnerOutput:
+    with Contained():
+        return await run()

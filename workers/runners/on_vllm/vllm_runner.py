@@ -1,0 +1,53 @@
+"""``VllmRunner``: the base of runners on vLLM's AsyncLLM, whose processes it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import EngineDead
+from workers.runners.base_runner import BaseRunner, E, P
+from workers.runners.engine_environment import lent_to_engines
+from workers.stages.engine_args import OmniEngineArgs
+
+if TYPE_CHECKING:
+    from workers.vllm_hooks.engine import Engine
+
+
+class VllmRunner(BaseRunner[P, E]):
+    """Runs a component of a model on vLLM, in processes of its own on the stage's device."""
+
+    def __init__(self, args: OmniEngineArgs, engine_args: Mapping[str, Any]) -> None:
+        """Load nothing yet; ``engine_args`` are AsyncEngineArgs of vLLM. Raises ConfigError for other settings."""
+        super().__init__(args)
+        self._engine_args = engine_args
+        self._engine: Engine | None = None
+
+    async def start(self) -> None:
+        """Start vLLM's processes and load the model there. Raises ConfigError as ``Engine.start`` does, EngineDead."""
+        self._engine = await asyncio.to_thread(self._started)
+
+    def _started(self) -> Engine:
+        from workers.vllm_hooks.engine import Engine
+
+        index = self.args.device_index
+        device = {} if index is None else {"device_ids": [index]}
+        with lent_to_engines(self.args.device):  # vLLM starts its processes with this one's environment
+            return Engine.start({**self._engine_args, **device})
+
+    async def close(self) -> None:
+        """End the engine; runs in progress raise EngineDead. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        self._runs.close()
+        if engine is not None:
+            await engine.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine is not None and self._engine.healthy
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead("the engine is not running", stage=self.args.stage)
+        return self._engine
