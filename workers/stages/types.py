@@ -6,12 +6,13 @@ every stage run makes one is a NamedTuple, because it is made in half the time o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
 from omni_jobs.pipelines.parameters import StageParameters
 
 if TYPE_CHECKING:
@@ -55,6 +56,20 @@ class StageInput(NamedTuple, Generic[Parameters]):
     def previews(self) -> bool:
         """Whether the job asked for previews."""
         return bool(self.request.get("previews"))
+
+    @contextmanager
+    def wall_for(self, field: str | None) -> Iterator[MediaWall]:
+        """Give a block the media wall for a medium of the request, whose ``field`` the wall's errors then name.
+
+        Raises ConfigError without a wall.
+        """
+        if self.wall is None:
+            raise ConfigError("a stage without a media wall takes no media", field=field)
+        try:
+            yield self.wall
+        except OmniJobsError as error:
+            error.field = field
+            raise
 
     @property
     def upstream_key(self) -> str | None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, OmniJobsError
 from omni_jobs.prompts.picture_parts import picture_parts
 
 if TYPE_CHECKING:
@@ -26,13 +25,8 @@ def decoded_sources(stage_input: StageInput[Any], *, keeps_opacity: bool = False
     """
     pictures = []
     for field, number in picture_parts(stage_input.request["messages"]):
-        if stage_input.wall is None:
-            raise ConfigError("a stage without a media wall takes no pictures", field=field)
-        try:
-            pictures.append(stage_input.wall.decode_image(stage_input.media[number], keeps_opacity=keeps_opacity))
-        except OmniJobsError as error:
-            error.field = field
-            raise
+        with stage_input.wall_for(field) as wall:
+            pictures.append(wall.decode_image(stage_input.media[number], keeps_opacity=keeps_opacity))
     return pictures
 
 

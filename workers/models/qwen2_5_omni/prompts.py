@@ -3,7 +3,7 @@
 The counts follow Transformers' Qwen2_5OmniProcessor, which vLLM uses too; a test compares the two.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
+from omni_jobs.prompts.request_parts import parts_of
 from workers.models.qwen_vision import QwenVision
 
 # Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
@@ -65,7 +66,7 @@ class QwenOmniPromptRenderer:
         """Return None, because the engine's processor tokenizes the prompt and expands its placeholders."""
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        expanded = sum(self._media_tokens(info, field) - 1 for info, field in _media_fields(request, media))
+        expanded = sum(self._media_tokens(media[part["media"]], field) - 1 for field, part in parts_of(request))
         return self._tokenizer.count(request["messages"], self.max_model_len) + expanded
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
@@ -101,11 +102,3 @@ class QwenOmniPromptRenderer:
         mel_frames = -(-info.samples // self._hop)
         halved = (mel_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
-
-
-def _media_fields(request: Mapping[str, Any], media: Sequence[MediaInfo]) -> Iterator[tuple[MediaInfo, str]]:
-    """Yield (medium, field of its part) for each medium of the messages."""
-    for number, message in enumerate(request["messages"]):
-        for position, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
-            if "media" in part:
-                yield media[part["media"]], f"messages.{number}.content.{position}"

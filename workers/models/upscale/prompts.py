@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import ImageInfo
 from omni_jobs.prompts.picture_parts import picture_parts
+from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
 from workers.models.upscale.networks import MOST_PIXELS, SCALE
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
-    from omni_jobs.pipelines.stage_config import StageConfig
 
 _LONGEST: Mapping[str, int] = {"png": 65_500, "jpeg": 65_500, "webp": 16_383}
 """Pixels of the longest side that a format can have."""
 
 
-class UpscalePromptRenderer:
-    """The ``PromptRenderer`` of a directory of networks. Its prompt is a picture, which has no tokens."""
-
-    max_model_len = 1
-    hidden_size = 0  # it takes no embeddings
-    longest_audio_s = None
-
-    def __init__(self, model_dir: Path) -> None:
-        """Do nothing: which networks the directory must have, the stage says, whose runner loads them."""
-
-    @classmethod
-    def takes(cls, config: Mapping[str, Any]) -> bool:
-        return False  # a directory of networks has no config.json
+class UpscalePromptRenderer(TokenlessRenderer):
+    """The ``PromptRenderer`` of a directory of networks, whose runner finds out which of them there are."""
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for a request that has no picture, or several."""
@@ -40,13 +28,6 @@ class UpscalePromptRenderer:
             raise InvalidRequest("no picture: a message needs a part of the type image_url", field="messages")
         if len(fields) > 1:
             raise InvalidRequest("a job enlarges one picture: send a job for each", field=fields[1])
-
-    def render(self, request: Mapping[str, Any]) -> str:
-        """Return nothing: a picture has no text."""
-        return ""
-
-    def encode(self, request: Mapping[str, Any]) -> None:
-        """Return None: a picture has no tokens."""
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         """Return 0, once the picture's size is checked.
@@ -59,9 +40,6 @@ class UpscalePromptRenderer:
             if isinstance(info, ImageInfo):
                 _check_size(info, field, (request.get("image") or {}).get("format"))
         return 0
-
-    def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        return self.max_model_len
 
 
 def _check_size(info: ImageInfo, field: str, format: str | None) -> None:

@@ -1,10 +1,10 @@
 """``ListenProcessor``: the recordings in a job's messages become a Whisper stage's prompt."""
 
-from collections.abc import Iterator
 from typing import Any
 
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.request_parts import parts_of
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -26,26 +26,14 @@ class ListenProcessor:
         Raises InvalidRequest or RequestTooLarge naming the recording that does not decode, DecodersUnavailable,
         ConfigError without a media wall, and ModelError for a job without recordings.
         """
-        recordings = tuple(_recordings(stage_input))
+        recordings = [
+            _decoded(stage_input, part["media"], field) for field, part in parts_of(stage_input.request, "audio")
+        ]
         if not recordings:
             raise ModelError("there is no recording to listen to", field="messages")
         return WhisperPrompt(recordings, stage_input.parameters, stage_input.seed)
 
 
-def _recordings(stage_input: StageInput[Any]) -> Iterator[Recording]:
-    for position, message in enumerate(stage_input.request["messages"]):
-        content = message["content"]
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] == "audio":
-                yield _decoded(stage_input, part["media"], f"messages.{position}.content.{place}")
-
-
 def _decoded(stage_input: StageInput[Any], number: int, field: str) -> Recording:
-    if stage_input.wall is None:
-        raise ConfigError("a stage without a media wall takes no media", field=field)
-    try:
-        samples = stage_input.wall.decode_audio(stage_input.media[number], SAMPLING_RATE)
-    except OmniJobsError as error:
-        error.field = field
-        raise
-    return Recording(samples, number, field)
+    with stage_input.wall_for(field) as wall:
+        return Recording(wall.decode_audio(stage_input.media[number], SAMPLING_RATE), number, field)

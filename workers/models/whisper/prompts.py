@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
+from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
 from workers.models.whisper.languages import languages_of, refusal
 from workers.models.whisper.parameters import WhisperParameters
 
 if TYPE_CHECKING:
-    from omni_jobs.media import MediaInfo
     from omni_jobs.pipelines.parameters import StageParameters
-    from omni_jobs.pipelines.stage_config import StageConfig
-
-_DECODER_POSITIONS = 448  # of every Whisper model
 
 
-class WhisperPromptRenderer:
-    """The ``PromptRenderer`` of a CTranslate2 directory of Whisper. Its prompts are sound, so they have no tokens.
+class WhisperPromptRenderer(TokenlessRenderer):
+    """The ``PromptRenderer`` of a CTranslate2 directory of Whisper.
 
     Sound of any length is taken: the runner cuts it at pauses.
     """
-
-    max_model_len = _DECODER_POSITIONS
-    hidden_size = 0  # it takes no embeddings
-    longest_audio_s = None
 
     def __init__(self, model_dir: Path) -> None:
         """Check the directory. Raises ConfigError naming the file that is missing or is not Whisper's."""
@@ -40,30 +34,13 @@ class WhisperPromptRenderer:
 
     def check(self, request: Mapping[str, Any]) -> None:
         """Raise InvalidRequest for a request without a recording."""
-        for message in request["messages"]:
-            content = message["content"]
-            if not isinstance(content, str) and any(part["type"] == "audio" for part in content):
-                return
-        raise InvalidRequest("no recording: a message needs a part of the type input_audio", field="messages")
+        if not any(parts_of(request, "audio")):
+            raise InvalidRequest("no recording: a message needs a part of the type input_audio", field="messages")
 
     def check_parameters(self, parameters: StageParameters) -> None:
         """Raise InvalidRequest naming the parameter that the checkpoint cannot follow."""
         if isinstance(parameters, WhisperParameters) and (refused := refusal(parameters, self._languages)) is not None:
             raise InvalidRequest(refused.message, field=refused.field)
-
-    def render(self, request: Mapping[str, Any]) -> str:
-        """Return nothing: a recording has no text before it is transcribed."""
-        return ""
-
-    def encode(self, request: Mapping[str, Any]) -> None:
-        """Return None: there are no tokens before the recordings are heard."""
-
-    def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        """Return 0, because a recording may be of any length."""
-        return 0
-
-    def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
-        return self.max_model_len
 
 
 def check_whisper_directory(model_dir: Path) -> None:

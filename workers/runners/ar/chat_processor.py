@@ -1,12 +1,13 @@
 """``ChatProcessor``: a job's messages and media become the first AR stage's prompt."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.request_parts import parts_of
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -47,8 +48,8 @@ class ChatProcessor:
                 capture=stage_input.capture,
             )
         data: dict[str, list[Any]] = {}
-        for field, kind, number in _media(stage_input.request["messages"]):
-            data.setdefault(kind, []).append(self._decoded(stage_input, kind, number, field))
+        for field, part in parts_of(stage_input.request):
+            data.setdefault(part["type"], []).append(_decoded(stage_input, part, field))
         return OmniTextPrompt(
             prompt=self._renderer.render(stage_input.request),
             multi_modal_data=data,
@@ -56,18 +57,6 @@ class ChatProcessor:
             seed=stage_input.seed,
             capture=stage_input.capture,
         )
-
-    def _decoded(self, stage_input: StageInput[ArParameters], kind: str, number: int, field: str) -> Any:
-        if stage_input.wall is None:
-            raise ConfigError("a stage without a media wall takes no media", field=field)
-        data = stage_input.media[number]
-        try:
-            if kind == "audio":
-                return stage_input.wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
-            return stage_input.wall.decode_image(data) if kind == "image" else stage_input.wall.decode_video(data)
-        except OmniJobsError as error:
-            error.field = field
-            raise
 
     def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
@@ -86,10 +75,9 @@ class ChatProcessor:
         )
 
 
-def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
-    """Yield (field in the request, kind, number) of each medium, in prompt order."""
-    for position, message in enumerate(messages):
-        content = message["content"]
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] != "text":
-                yield f"messages.{position}.content.{place}", part["type"], part["media"]
+def _decoded(stage_input: StageInput[ArParameters], part: Mapping[str, Any], field: str) -> Any:
+    data = stage_input.media[part["media"]]
+    with stage_input.wall_for(field) as wall:
+        if part["type"] == "audio":
+            return wall.decode_audio(data, AUDIO_SAMPLING_RATE), AUDIO_SAMPLING_RATE
+        return wall.decode_image(data) if part["type"] == "image" else wall.decode_video(data)

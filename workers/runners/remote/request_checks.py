@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.prompts.last_user_text import last_user_text
+from omni_jobs.prompts.request_parts import parts_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import Endpoint
-from workers.runners.remote.request_parts import parts_of
 
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig

@@ -6,15 +6,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
-from omni_jobs.media.formats import format_of
+from omni_jobs.media.formats import Kind, format_of
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.request_parts import parts_of
 from omni_jobs.requests.complaints import words_of
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.media_type import MediaKind
 from workers.runners.remote.parameters import Endpoint
 from workers.runners.remote.prompt import RemoteFile
-from workers.runners.remote.request_parts import parts_of
 from workers.stages.types import StageInput
 
 
@@ -48,14 +47,14 @@ class StageParts:
             raise InvalidRequest(words_of(first), field=field, stage=self._stage) from None
 
 
-def media_of(stage_input: StageInput[Any], kind: MediaKind) -> list[RemoteFile]:
+def media_of(stage_input: StageInput[Any], kind: Kind) -> list[RemoteFile]:
     """Return the media of a kind in a job's messages, in their order. Raises InvalidRequest naming a wrong one."""
     return [medium(stage_input, part, field) for field, part in parts_of(stage_input.request, kind)]
 
 
 def medium(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) -> RemoteFile:
     """Return the medium that a part of a message names. Raises InvalidRequest for bytes of no known format."""
-    kind: MediaKind = part["type"]
+    kind: Kind = part["type"]
     data = bytes(stage_input.media[part["media"]])
     found = format_of(kind, data)
     if found is None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from omni_jobs.errors import ModelError, OmniJobsError
+from omni_jobs.errors import ModelError
 from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.request_parts import parts_of
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
-from workers.runners.remote.request_parts import parts_of
 from workers.runners.remote.stage_parts import StageParts, medium
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
@@ -60,11 +60,8 @@ def _measured(recordings: list[RemoteRecording], stage_input: StageInput[Any]) -
         return recordings
     measured = []
     for recording in recordings:
-        try:
-            samples = stage_input.wall.decode_audio(recording.file.data, _MEASURED_HZ)
-        except OmniJobsError as error:
-            error.field = recording.field
-            raise
+        with stage_input.wall_for(recording.field) as wall:
+            samples = wall.decode_audio(recording.file.data, _MEASURED_HZ)
         measured.append(replace(recording, duration_s=len(samples) / _MEASURED_HZ))
     return measured
 
