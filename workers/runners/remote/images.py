@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from contextlib import aclosing
 
 from omni_jobs.errors import ModelError
+from omni_jobs.media.formats import format_of
 from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import Setback, bad_answer
-from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.reply import usage_of
 from workers.runners.remote.speech import receive
@@ -32,10 +32,10 @@ async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     begin = Progress(0, None, "images")
     picture, usage = await call.until_answered(exchange, begin)
     data = await _fetch(call, picture, begin) if isinstance(picture, str) else picture
-    found = media_format("image", data)
-    if found not in _FORMATS:
+    found = format_of("image", data)
+    if found is None or found.name not in _FORMATS:
         raise bad_answer(f"the picture is none of {', '.join(_FORMATS)}")
-    return OmniModelRunnerOutput(encoded={"image": EncodedOutput(data, found)}, usage=usage)
+    return OmniModelRunnerOutput(encoded={"image": EncodedOutput(data, found.name)}, usage=usage)
 
 
 async def _picture(answer: Answer, call: Call) -> tuple[memoryview | str, Mapping[str, int] | None]:

@@ -4,12 +4,12 @@ import asyncio
 from contextlib import aclosing
 
 from omni_jobs.errors import ModelError
+from omni_jobs.media.formats import format_of
 from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import Setback, bad_answer
-from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.server_error import raise_error
 from workers.runners.remote.wav import decode_wav
@@ -35,7 +35,7 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
             if answer.content_type == _EVENTS:
                 return await _streamed(answer, call)
             data = await _body(answer, call)
-            if answer.content_type in (_JSON, _HTML) and media_format("audio", memoryview(data)) is None:
+            if answer.content_type in (_JSON, _HTML) and format_of("audio", memoryview(data)) is None:
                 if (sound := await _sound_within(data)) is not None:
                     return sound
                 said = call.client.readable(data[:_SHOWN].decode(errors="replace"))
@@ -73,7 +73,7 @@ async def _sound_within(body: bytearray) -> memoryview | None:
         for path in _PLACES:
             if isinstance(document.peek(*path), str):
                 sound = await document.medium(*path)
-                return sound if sound is not None and media_format("audio", sound) is not None else None
+                return sound if sound is not None and format_of("audio", sound) is not None else None
     except ModelError:
         pass
     return None
@@ -105,7 +105,8 @@ async def speech_output(data: memoryview, wanted: str, prompt: RemotePrompt) -> 
     """
     if not data:
         raise bad_answer("there are no bytes")
-    if wanted != _NO_HEADER and media_format("audio", data) not in _FOUND_AS.get(wanted, (wanted,)):
+    found = format_of("audio", data)
+    if wanted != _NO_HEADER and (found is None or found.name not in _FOUND_AS.get(wanted, (wanted,))):
         raise bad_answer(f"its bytes are no {wanted}")
     output = OmniModelRunnerOutput()
     if wanted == (prompt.audio_format or "wav"):

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
+from omni_jobs.media.formats import format_of
 from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import read_document
 from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.images import refuse_successors
-from workers.runners.remote.media_type import media_format
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.server_error import ServerError, raise_error
 from workers.runners.remote.speech import receive
@@ -54,10 +54,10 @@ async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     finally:
         if not kept:
             call.clean_up(_delete(video, call))
-    found = media_format("video", data)
-    if found not in _FORMATS:
+    found = format_of("video", data)
+    if found is None or found.name not in _FORMATS:
         raise bad_answer(f"the video is none of {', '.join(_FORMATS)}")
-    return OmniModelRunnerOutput(encoded={"video": EncodedOutput(data, found)})
+    return OmniModelRunnerOutput(encoded={"video": EncodedOutput(data, found.name)})
 
 
 async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
