@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ModelError
 from workers.models.hibari.engine_settings import HibariEngine
 from workers.models.hibari.hibari_prompts import BINS, HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.speakable import check_speakable
 from workers.models.hibari.spoken_text import SpokenText, spoken_text
+from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from workers.models.hibari.voice import Voice
 
-_COMPONENTS = ("acoustic", "vocoder")
 _MOST_CHARACTERS = 1 << 18  # nobody says more within the longest max_speech_s, an hour
 _SILENCE_SAMPLES = SAMPLING_RATE // 2  # in place of an answer that cannot be said: a file that every player takes
 _SHOWN_WORDS = 5  # of those that are left out, in a warning
@@ -46,9 +46,7 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without one of the two components."""
         super().__init__(args)
-        if args.model is None or args.model.component not in _COMPONENTS:
-            raise ConfigError(f"a stage that speaks has a component, {' or '.join(_COMPONENTS)}", field="component")
-        self._model = args.model
+        self._model, _ = declared_component(args, "hibari")
         self._voices: dict[str, Voice] = {}
 
     def threads(self) -> int:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError, ModelError, OutOfMemory
+from omni_jobs.errors import ModelError, OutOfMemory
 from workers.models.upscale.engine_settings import UpscaleEngine
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, SCALE, NetworkName
 from workers.models.upscale.opacity import enlarged
 from workers.models.upscale.tiles import Tile, tiles_of
 from workers.models.upscale.upscale_prompt import UpscalePrompt
+from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -38,9 +39,7 @@ class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without a model or with another engine's."""
         super().__init__(args)
-        if args.model is None:
-            raise ConfigError("a stage that enlarges pictures needs a model", field="model", stage=args.stage)
-        self._path = args.model.path
+        self._model, _ = declared_component(args, "upscale")
         self._upscalers: Mapping[str, Upscaler] = {}
 
     def threads(self) -> int:
@@ -49,7 +48,7 @@ class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
     def load(self) -> None:
         from workers.models.upscale.upscaler import Upscaler  # loads ncnn
 
-        self._upscalers = {name: Upscaler(self._path, name) for name in self.engine.networks}
+        self._upscalers = {name: Upscaler(self._model.path, name) for name in self.engine.networks}
 
     def free(self) -> None:
         self._upscalers = {}

@@ -6,10 +6,11 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from omni_jobs.errors import ConfigError, EngineDead
+from omni_jobs.errors import EngineDead
 from workers.models.whisper.doubts import doubts
 from workers.models.whisper.engine_settings import WhisperEngine
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
+from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.engine_args import OmniEngineArgs
@@ -32,9 +33,7 @@ class WhisperRunner(InProcessRunner[WhisperPrompt, WhisperEngine]):
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without a model or with another engine's."""
         super().__init__(args)
-        if args.model is None:
-            raise ConfigError("a Whisper stage needs a model", field="model", stage=args.stage)
-        self._path = args.model.path
+        self._model, _ = declared_component(args, "whisper")
         self._transcriber: Transcriber | None = None
 
     def threads(self) -> int:
@@ -45,7 +44,7 @@ class WhisperRunner(InProcessRunner[WhisperPrompt, WhisperEngine]):
         from workers.models.whisper.transcriber import Transcriber  # loads CTranslate2 and onnxruntime: 0.5 s
 
         device, index = self.args.device, self.args.device_index or 0
-        self._transcriber = Transcriber(self._path, self.engine, device, index, self.threads())
+        self._transcriber = Transcriber(self._model.path, self.engine, device, index, self.threads())
 
     def free(self) -> None:
         self._transcriber = None
