@@ -1,7 +1,12 @@
 """What the builders of tiny checkpoints share: a directory that appears whole, random weights, a tokenizer of bytes.
 
-A builder's module declares ``TinyDirectory(version=1, write=write)``, where ``write(directory, seed)`` writes the files
-of a checkpoint. ``build`` makes one where there is none yet; ``main`` is the command line of the module.
+A builder's module ends with these lines, where ``write(directory, seed)`` writes the files of a checkpoint:
+
+    TINY = TinyDirectory(version=1, write=write)
+    build_tiny_checkpoint = TINY.build
+
+    if __name__ == "__main__":
+        TINY.main(__doc__)
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -64,9 +70,11 @@ class TinyDirectory:
             shutil.rmtree(building, ignore_errors=True)
         return directory
 
-    def main(self, module: str, description: str) -> None:
-        """Build the checkpoint that the command line asks for, and print its path."""
-        parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    def main(self, description: str) -> None:
+        """Build the checkpoint that the command line of a module asks for, and print its path."""
+        module = sys.modules["__main__"].__spec__
+        prog = None if module is None else f"python -m {module.name}"
+        parser = argparse.ArgumentParser(prog=prog, description=description.splitlines()[0])
         parser.add_argument("directory", type=Path)
         parser.add_argument("--seed", type=int, default=0)
         arguments = parser.parse_args()

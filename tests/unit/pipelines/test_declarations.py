@@ -48,7 +48,7 @@ def test_everything_that_a_family_names_is_there() -> None:
         for path in (declared.prompts, *declared.vllm_models.values()):
             assert path is None or isinstance(resolve_name(path), type)
         if declared.tiny_checkpoint is not None:
-            assert callable(resolve_name(declared.tiny_checkpoint).main)
+            assert callable(resolve_name(declared.tiny_checkpoint).build_tiny_checkpoint)
         for processor in declared.processors.values():
             assert processor.runner in names(RUNNERS)
             assert list(inspect.signature(resolve_name(processor.implementation)).parameters) == ["stage", "model"]

@@ -197,20 +197,8 @@ def _vae_config() -> dict[str, Any]:
     }
 
 
-_TINY = TinyDirectory(version=2, write=_write)
-
-
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path.
-
-    It is ``TinyDirectory.build``, and raises ConfigError as that does.
-    """
-    return _TINY.build(directory, seed=seed)
-
-
-def main() -> None:
-    _TINY.main("workers.models.glm_image.tiny_checkpoint", __doc__.splitlines()[0])
-
+TINY = TinyDirectory(version=2, write=_write)
+build_tiny_checkpoint = TINY.build
 
 if __name__ == "__main__":
-    main()
+    TINY.main(__doc__)

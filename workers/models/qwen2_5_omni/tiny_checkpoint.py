@@ -252,20 +252,8 @@ def _token2wav_config() -> dict[str, Any]:
     }
 
 
-_TINY = TinyDirectory(version=1, write=_write)
-
-
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path: see TinyDirectory.
-
-    Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
-    """
-    return _TINY.build(directory, seed=seed)
-
-
-def main() -> None:
-    _TINY.main("workers.models.qwen2_5_omni.tiny_checkpoint", __doc__.splitlines()[0])
-
+TINY = TinyDirectory(version=1, write=_write)
+build_tiny_checkpoint = TINY.build
 
 if __name__ == "__main__":
-    main()
+    TINY.main(__doc__)

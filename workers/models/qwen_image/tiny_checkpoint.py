@@ -145,20 +145,8 @@ def _tokenizer(template: str, marks: Iterable[str]) -> Any:
     return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT, **roles)
 
 
-_TINY = TinyDirectory(version=1, write=_write)
-
-
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory`` unless it is there, and return that path: see TinyDirectory.
-
-    Raise ConfigError when ``directory`` holds anything but a tiny checkpoint.
-    """
-    return _TINY.build(directory, seed=seed)
-
-
-def main() -> None:
-    _TINY.main("workers.models.qwen_image.tiny_checkpoint", __doc__.splitlines()[0])
-
+TINY = TinyDirectory(version=1, write=_write)
+build_tiny_checkpoint = TINY.build
 
 if __name__ == "__main__":
-    main()
+    TINY.main(__doc__)

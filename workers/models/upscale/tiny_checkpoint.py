@@ -9,15 +9,12 @@ out is the picture in blocks of 4 x 4, with noise on it.
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from omni_jobs.errors import ConfigError
+from workers.models.tiny_directory import TinyDirectory
 from workers.models.upscale.networks import SCALE, NetworkName
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 16  # channels between the convolutions
 _OUTPUTS = 3 * SCALE * SCALE
-_MARKER = "tiny_checkpoint.txt"
 _STRUCTURE = f"""7767517
 8 9
 Input picture 0 1 data
@@ -40,29 +36,10 @@ BinaryOp sum 2 1 details enlarged output
 _FLOAT32 = b"\0\0\0\0"  # ncnn's flag before a convolution's weights
 
 
-def build_tiny_checkpoint(directory: Path, *, seed: int = 0) -> Path:
-    """Build the checkpoint of this seed at ``directory``, in place of another tiny one, and return that path.
-
-    The directory appears whole or not at all. Raises ConfigError when it holds anything but a tiny checkpoint.
-    """
-    if directory.exists() and not (directory / _MARKER).is_file():
-        raise ConfigError("exists, and is no tiny checkpoint", file=str(directory))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".building-", ignore_cleanup_errors=True) as scratch:
-        made = Path(scratch, directory.name)
-        made.mkdir()
-        for number, name in enumerate(get_args(NetworkName)):
-            (made / f"{name}.param").write_text(_STRUCTURE, encoding="ascii")
-            (made / f"{name}.bin").write_bytes(_weights(np.random.default_rng([seed, number])))
-        (made / _MARKER).write_text(f"random weights of seed {seed}\n", encoding="ascii")
-        if directory.exists():
-            shutil.rmtree(directory)
-        try:
-            made.rename(directory)
-        except OSError:
-            if not (directory / _MARKER).is_file():  # another process may have put one there
-                raise
-    return directory
+def _write(directory: Path, seed: int) -> None:
+    for number, name in enumerate(get_args(NetworkName)):
+        (directory / f"{name}.param").write_text(_STRUCTURE, encoding="ascii")
+        (directory / f"{name}.bin").write_bytes(_weights(np.random.default_rng([seed, number])))
 
 
 def _weights(draw: np.random.Generator) -> bytes:
@@ -83,15 +60,8 @@ def _bytes(values: NDArray[Any]) -> bytes:
     return values.astype("<f4").tobytes()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.models.upscale.tiny_checkpoint", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(build_tiny_checkpoint(arguments.directory, seed=arguments.seed))
-
+TINY = TinyDirectory(version=1, write=_write)
+build_tiny_checkpoint = TINY.build
 
 if __name__ == "__main__":
-    main()
+    TINY.main(__doc__)
