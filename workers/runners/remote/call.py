@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from omni_jobs.errors import ModelError
-from workers.runners.remote.client import RemoteClient
+from workers.runners.remote.client import Answer, RemoteClient
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import given
 from workers.runners.remote.patience import Patience
@@ -33,8 +33,18 @@ class Call:
     progress: ProgressSink
     clean_up: Callable[[Awaitable[None]], None]
 
-    async def until_answered(self, exchange: Callable[[], Awaitable[T]], begin: Progress) -> T:
-        """Report ``begin`` and return what ``exchange`` returns, after setbacks again: ``Patience.until_answered``."""
+    async def ask(
+        self, read: Callable[[Answer], Awaitable[T]], begin: Progress, method: str, path: str, **content: Any
+    ) -> T:
+        """Report ``begin``, send a request and return what ``read`` makes of its answer.
+
+        ``content`` is that of ``RemoteClient.exchange``. After setbacks it is asked again: ``Patience.until_answered``.
+        """
+
+        async def exchange() -> T:
+            async with self.client.exchange(method, path, **content) as answer:
+                return await read(answer)
+
         self.progress(begin)
         return await self.patience.until_answered(exchange, begin)
 

@@ -39,11 +39,10 @@ async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
         body["modalities"] = ["text", "audio"]
         body["audio"] = {"voice": prompt.voice, "format": prompt.audio_format}
 
-    async def exchange() -> OmniModelRunnerOutput:
-        async with call.client.exchange("POST", _PATH, json=body) as answer:
-            return await _read(answer, prompt, call, GrowingText(call.progress, total))
+    async def read(answer: Answer) -> OmniModelRunnerOutput:
+        return await _read(answer, prompt, call, GrowingText(call.progress, total))
 
-    return await call.until_answered(exchange, Progress(0, total, "tokens"))
+    return await call.ask(read, Progress(0, total, "tokens"), "POST", _PATH, json=body)
 
 
 def _with_system(prompt: RemotePrompt, call: Call) -> list[Mapping[str, Any]]:

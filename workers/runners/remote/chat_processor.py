@@ -24,17 +24,12 @@ class RemoteChatProcessor:
         """Return the prompt. Raises InvalidRequest naming a parameter or medium, ModelError for embeddings."""
         if not stage_input.request.get("messages"):
             raise ModelError("a remote server takes messages", field="messages")
-        audio = stage_input.request.get("audio") or {}
-        return RemotePrompt(
-            parameters=self._parts.parameters(stage_input),
-            seed=stage_input.seed,
+        return self._parts.prompt(
+            stage_input,
             messages=[
                 _message(stage_input, message, f"messages.{position}")
                 for position, message in enumerate(stage_input.request["messages"])
             ],
-            voice=audio.get("voice"),
-            audio_format=audio.get("format"),
-            capture=stage_input.has_successors,
         )
 
 

@@ -26,6 +26,7 @@ from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import (
     Setback,
     bad_answer,
+    broken_off,
     failure_of_status,
     readable,
 )
@@ -294,7 +295,7 @@ class Answer:
                     await breath.take()
                     yield part
         if decoder is not None and not decoder.is_whole and self._until is None:
-            raise Setback("the answer broke off before its end", counts=True)
+            raise broken_off()
 
     async def _raw(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._response.aiter_raw()) as pieces:

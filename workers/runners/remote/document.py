@@ -54,17 +54,19 @@ class Document:
 
     def text(self, *path: PathStep) -> str | None:
         """Return the string at a path. Raises ModelError for another type, and for more than 4 Mi characters."""
-        value = self.at(*path)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise bad_answer(f"{_dotted(path)}: no string")
-        if value in self.long:
+        value = self._string(*path)
+        if value is not None and value in self.long:
             whole = self.long[value]
             if len(whole) > MOST_TEXT:
                 raise bad_answer(f"{_dotted(path)}: more text than {MOST_TEXT} characters")
             return str(whole, "ascii")
         return value
+
+    def _string(self, *path: PathStep) -> str | None:
+        value = self.at(*path)
+        if value is None or isinstance(value, str):
+            return value
+        raise bad_answer(f"{_dotted(path)}: no string")
 
     def peek(self, *path: PathStep) -> Any:
         """Return the value at a path as ``at`` does, and None where a part on the way is of another type."""
@@ -88,11 +90,9 @@ class Document:
 
         Raises ModelError for a value of another type, for what is no base64, and for no bytes.
         """
-        value = self.at(*path)
+        value = self._string(*path)
         if value is None:
             return None
-        if not isinstance(value, str):
-            raise bad_answer(f"{_dotted(path)}: no string")
         encoded, is_url = self.long.get(value, value), self.is_data_url(*path)
         try:
             if len(encoded) <= _SMALL:

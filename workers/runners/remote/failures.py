@@ -38,6 +38,11 @@ class Setback(Exception):
         self.pause_s = pause_s
 
 
+def broken_off() -> Setback:
+    """Return the setback of an answer of which the end is missing."""
+    return Setback("the answer broke off before its end", counts=True)
+
+
 def readable(text: str, secret: str | None) -> str:
     """Return a server's words without the key, in one line, and not too many of them."""
     if secret:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 
 from omni_jobs.errors import ModelError
 from omni_jobs.media.formats import format_of
 from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
 from workers.runners.remote.documents import Documents
-from workers.runners.remote.failures import Setback, bad_answer
+from workers.runners.remote.failures import bad_answer, broken_off
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.reply import usage_of
 from workers.runners.remote.speech import receive
@@ -23,15 +24,13 @@ async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     body = call.body(prompt, prompt=text_of(prompt), n=1, response_format="b64_json", seed=call.seed(prompt))
     files = [("image" if len(prompt.files) == 1 else "image[]", file) for file in prompt.files]
 
-    async def exchange() -> tuple[memoryview | str, Mapping[str, int] | None]:
-        edit = call.client.exchange("POST", "images/edits", form=body, files=files)
-        make = call.client.exchange("POST", "images/generations", json=body)
-        async with edit if files else make as answer:
-            return await _picture(answer, call)
-
+    path, content = (
+        ("images/edits", {"form": body, "files": files}) if files else ("images/generations", {"json": body})
+    )
     begin = Progress(0, None, "images")
-    picture, usage = await call.until_answered(exchange, begin)
-    data = await _fetch(call, picture, begin) if isinstance(picture, str) else picture
+    data, usage = await call.ask(partial(_picture, call=call), begin, "POST", path, **content)
+    if isinstance(data, str):
+        data = await call.ask(partial(receive, call=call), begin, "GET", call.client.own_path(data))
     found = format_of("image", data)
     if found is None or found.name not in _FORMATS:
         raise bad_answer(f"the picture is none of {', '.join(_FORMATS)}")
@@ -60,18 +59,8 @@ async def _picture(answer: Answer, call: Call) -> tuple[memoryview | str, Mappin
     if picture is not None:
         return picture, usage
     if not documents.ended:
-        raise Setback("the answer broke off before its end", counts=True)
+        raise broken_off()
     raise bad_answer("data.0 has neither b64_json nor url")
-
-
-async def _fetch(call: Call, url: str, begin: Progress) -> memoryview:
-    path = call.client.own_path(url)
-
-    async def exchange() -> memoryview:
-        async with call.client.exchange("GET", path) as answer:
-            return await receive(answer, call)
-
-    return await call.until_answered(exchange, begin)
 
 
 def refuse_successors(prompt: RemotePrompt) -> None:

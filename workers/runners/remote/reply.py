@@ -6,7 +6,7 @@ from typing import Any
 from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.document import MOST_TEXT, Document, PathStep
-from workers.runners.remote.failures import Setback, bad_answer
+from workers.runners.remote.failures import Setback, bad_answer, broken_off
 from workers.stages.types import OmniModelRunnerOutput
 
 _MOST_NAMES = 20  # of tools
@@ -75,7 +75,7 @@ class Reply:
         """
         reason = self.finish_reason
         if reason is None and not ended:
-            raise Setback("the answer broke off before its end", counts=True)
+            raise broken_off()
         if reason in _GIVEN_UP:
             raise Setback(f"the server gave the request up: {reason}", counts=True)
         if reason in _WITHHELD:

@@ -10,7 +10,7 @@ from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, PathStep
 from workers.runners.remote.documents import Documents
-from workers.runners.remote.failures import Setback, bad_answer
+from workers.runners.remote.failures import Setback, bad_answer, broken_off
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.reply import Reply, add_content, usage_of
 from workers.runners.remote.server_error import ServerError
@@ -39,11 +39,10 @@ async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     if "max_tokens" in body:
         body["max_output_tokens"] = body.pop("max_tokens")
 
-    async def exchange() -> OmniModelRunnerOutput:
-        async with call.client.exchange("POST", "responses", json=body) as answer:
-            return await _read(answer, call, GrowingText(call.progress, total))
+    async def read(answer: Answer) -> OmniModelRunnerOutput:
+        return await _read(answer, call, GrowingText(call.progress, total))
 
-    return await call.until_answered(exchange, Progress(0, total, "tokens"))
+    return await call.ask(read, Progress(0, total, "tokens"), "POST", "responses", json=body)
 
 
 def _items(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -91,7 +90,7 @@ async def _read(answer: Answer, call: Call, text: GrowingText) -> OmniModelRunne
         return told.reply.output(ended=True)
     if documents.ended:
         raise bad_answer("output: there is none")
-    raise Setback("the answer broke off before its end", counts=True)
+    raise broken_off()
 
 
 class _Told:

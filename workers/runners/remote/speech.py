@@ -9,7 +9,7 @@ from workers.runners.remote.call import Call, text_of
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.documents import Documents
-from workers.runners.remote.failures import Setback, bad_answer
+from workers.runners.remote.failures import bad_answer, broken_off
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.server_error import raise_error
 from workers.runners.remote.wav import decode_wav
@@ -30,19 +30,18 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     wanted = "wav" if prompt.capture else prompt.audio_format or "wav"  # only a WAV is decoded here
     body = call.body(prompt, input=text_of(prompt), voice=prompt.voice, response_format=wanted)
 
-    async def exchange() -> memoryview:
-        async with call.client.exchange("POST", "audio/speech", json=body) as answer:
-            if answer.content_type == _EVENTS:
-                return await _streamed(answer, call)
-            data = await _body(answer, call)
-            if answer.content_type in (_JSON, _HTML) and format_of("audio", memoryview(data)) is None:
-                if (sound := await _sound_within(data)) is not None:
-                    return sound
-                said = call.client.readable(data[:_SHOWN].decode(errors="replace"))
-                raise bad_answer(f"{answer.content_type}, not audio: {said}")
-            return memoryview(data)
+    async def read(answer: Answer) -> memoryview:
+        if answer.content_type == _EVENTS:
+            return await _streamed(answer, call)
+        data = await _body(answer, call)
+        if answer.content_type in (_JSON, _HTML) and format_of("audio", memoryview(data)) is None:
+            if (sound := await _sound_within(data)) is not None:
+                return sound
+            said = call.client.readable(data[:_SHOWN].decode(errors="replace"))
+            raise bad_answer(f"{answer.content_type}, not audio: {said}")
+        return memoryview(data)
 
-    data = await call.until_answered(exchange, Progress(0, None, "bytes"))
+    data = await call.ask(read, Progress(0, None, "bytes"), "POST", "audio/speech", json=body)
     return await speech_output(data, wanted, prompt)
 
 
@@ -93,7 +92,7 @@ async def _streamed(answer: Answer, call: Call) -> memoryview:
                 has_end = True
                 answer.finish()
     if not has_end and not documents.ended:
-        raise Setback("the answer broke off before its end", counts=True)
+        raise broken_off()
     return memoryview(sound)
 
 

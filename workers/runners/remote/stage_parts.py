@@ -13,7 +13,7 @@ from omni_jobs.prompts.request_parts import parts_of
 from omni_jobs.requests.complaints import words_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import Endpoint
-from workers.runners.remote.prompt import RemoteFile
+from workers.runners.remote.prompt import RemoteFile, RemotePrompt
 from workers.stages.types import StageInput
 
 
@@ -45,6 +45,18 @@ class StageParts:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in ("stages", self._stage, *first["loc"]))
             raise InvalidRequest(words_of(first), field=field, stage=self._stage) from None
+
+    def prompt(self, stage_input: StageInput[Any], **fields: Any) -> RemotePrompt:
+        """Return a job's prompt with these ``fields`` of it. Raises InvalidRequest as ``parameters``."""
+        audio = stage_input.request.get("audio") or {}
+        return RemotePrompt(
+            parameters=self.parameters(stage_input),
+            seed=stage_input.seed,
+            voice=audio.get("voice"),
+            audio_format=audio.get("format"),
+            capture=stage_input.has_successors,
+            **fields,
+        )
 
 
 def media_of(stage_input: StageInput[Any], kind: Kind) -> list[RemoteFile]:

@@ -30,14 +30,9 @@ class RemoteTextProcessor:
         if not text.strip():
             raise ModelError("there is no text", field="messages")
         endpoint = self._parts.engine.endpoint
-        audio = stage_input.request.get("audio") or {}
-        return RemotePrompt(
-            parameters=self._parts.parameters(stage_input),
-            seed=stage_input.seed,
+        return self._parts.prompt(
+            stage_input,
             messages=[{"role": "user", "content": text}] if endpoint in ("chat", "responses") else (),
             text=text,
             files=media_of(stage_input, "image") if endpoint in ("images", "videos") else (),
-            voice=audio.get("voice"),
-            audio_format=audio.get("format"),
-            capture=stage_input.has_successors,
         )

@@ -38,12 +38,7 @@ class RemoteTranscriptionProcessor:
         recordings = made or _measured(list(_brought(stage_input)), stage_input)
         if not recordings:
             raise ModelError("there is no recording to listen to", field="messages")
-        return RemotePrompt(
-            parameters=self._parts.parameters(stage_input),
-            seed=stage_input.seed,
-            recordings=recordings,
-            capture=stage_input.has_successors,
-        )
+        return self._parts.prompt(stage_input, recordings=recordings)
 
 
 def _brought(stage_input: StageInput[Any]) -> Iterator[RemoteRecording]:

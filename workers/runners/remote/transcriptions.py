@@ -68,18 +68,17 @@ async def _answered(
     prompt: RemotePrompt, recording: RemoteRecording, parameters: TranscriptionParameters, call: Call, begin: Progress
 ) -> _Said:
     """Return what the server answers to the first form of a request that it does not refuse."""
+
+    async def read(answer: Answer) -> _Said:
+        if answer.content_type == _PLAIN:
+            return await _plain(answer, call)
+        return await _read(answer, call, GrowingText(_after(begin, call.progress), None))
+
+    files = [("file", recording.file)]
     refusal: ModelError | InvalidRequest | None = None
     for form in _forms(prompt, parameters, call):
-
-        async def exchange(form: Mapping[str, Any] = form) -> _Said:
-            files = [("file", recording.file)]
-            async with call.client.exchange("POST", "audio/transcriptions", form=form, files=files) as answer:
-                if answer.content_type == _PLAIN:
-                    return await _plain(answer, call)
-                return await _read(answer, call, GrowingText(_after(begin, call.progress), None))
-
         try:
-            said = await call.until_answered(exchange, begin)
+            said = await call.ask(read, begin, "POST", "audio/transcriptions", form=form, files=files)
         except (ModelError, InvalidRequest) as error:
             if error.field and not _is_of_form(error):
                 raise

@@ -8,6 +8,7 @@ import asyncio
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from omni_jobs.media.formats import format_of
@@ -47,7 +48,8 @@ async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     try:
         async with asyncio.timeout(call.engine.total_s):
             await _made(video, poll_s, call)
-        data = await _content(video, call)
+        path = f"videos/{video.id}/content"
+        data = await call.ask(partial(receive, call=call), Progress(100, 100, "percent"), "GET", path, kept=True)
         kept = call.engine.keep_videos
     except TimeoutError:
         raise RemoteUnavailable(f"the video is not made after {call.engine.total_s:g} s") from None
@@ -64,15 +66,16 @@ async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
     form = call.body(prompt, prompt=text_of(prompt), seed=call.seed(prompt))
     files = [("input_reference", file) for file in prompt.files[:1]]
 
-    async def exchange() -> tuple[Video, float]:
-        async with call.client.exchange("POST", "videos", form=form, files=files) as answer:
-            return await _read(answer, call), _poll_s(answer.headers.get(_POLL_HEADER), call)
-
-    return await call.until_answered(exchange, Progress(0, 100, "percent"))
+    return await call.ask(
+        partial(_read, call=call), Progress(0, 100, "percent"), "POST", "videos", form=form, files=files
+    )
 
 
-async def _read(answer: Answer, call: Call) -> Video:
-    """Return the video that an answer describes. Raises ModelError for an id that is no name, and without a status."""
+async def _read(answer: Answer, call: Call) -> tuple[Video, float]:
+    """Return the video that an answer describes, and the seconds until the next look at it.
+
+    Raises ModelError for an id that is no name, and without a status.
+    """
     document = await read_document(await answer.body())
     raise_error(document, call.client)
     name, status = document.text("id"), document.text("status")
@@ -82,7 +85,8 @@ async def _read(answer: Answer, call: Call) -> Video:
         raise bad_answer("status: there is none")
     progress = document.peek("progress")
     percent = int(progress) if type(progress) in (int, float) else 0
-    return Video(name, status, percent, ServerError.parse(document.peek("error"), document.long))
+    video = Video(name, status, percent, ServerError.parse(document.peek("error"), document.long))
+    return video, _poll_s(answer.headers.get(_POLL_HEADER), call)
 
 
 async def _made(video: Video, poll_s: float, call: Call) -> None:
@@ -91,28 +95,18 @@ async def _made(video: Video, poll_s: float, call: Call) -> None:
     Raises ModelError for one that fails, RemoteUnavailable if the server has lost it.
     """
 
-    async def exchange() -> tuple[Video, float]:
-        async with call.client.exchange("GET", f"videos/{video.id}", kept=True) as answer:
-            return await _read(answer, call), _poll_s(answer.headers.get(_POLL_HEADER), call)
-
     while video.status in ("queued", "in_progress"):
         progress = Progress(min(max(video.progress, 0), 100), 100, "percent")
-        call.progress(Progress(0, None, WAITING) if video.status == "queued" else progress)
+        if video.status == "queued":
+            progress = Progress(0, None, WAITING)
+        call.progress(progress)
         await asyncio.sleep(poll_s)
-        video, poll_s = await call.patience.until_answered(exchange, progress)
+        video, poll_s = await call.ask(partial(_read, call=call), progress, "GET", f"videos/{video.id}", kept=True)
     if video.status != "completed":
         error = video.error
         if video.status == "failed" and error.status in _TRANSIENT:
             raise RemoteUnavailable(f"the video failed: {call.client.words(error)}")
         raise ModelError(f"the video is {video.status!r:.40}: {call.client.words(error)}".removesuffix(": "))
-
-
-async def _content(video: Video, call: Call) -> memoryview:
-    async def exchange() -> memoryview:
-        async with call.client.exchange("GET", f"videos/{video.id}/content", kept=True) as answer:
-            return await receive(answer, call)
-
-    return await call.until_answered(exchange, Progress(100, 100, "percent"))
 
 
 async def _delete(video: Video, call: Call) -> None:
