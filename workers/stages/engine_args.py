@@ -60,6 +60,13 @@ class OmniModelConfig:
         return cls(path, stage.model.family, stage.component, pipeline.voices, prompt_embeds)
 
 
+def needed_model(model: OmniModelConfig | None, stage: StageConfig) -> OmniModelConfig:
+    """Return the model of an input processor's stage. Raises ConfigError for a stage without one."""
+    if model is None:
+        raise ConfigError(f"processor {stage.processor} needs a model", field="processor", stage=stage.name)
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class OmniEngineArgs:
     """The values from which a stage's runner starts its engine."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from omni_jobs.errors import ConfigError, ModelError, OmniJobsError
+from omni_jobs.errors import ConfigError, ModelError, OmniJobsError, PayloadCorrupt
 from omni_jobs.pipelines.parameters import StageParameters
 
 if TYPE_CHECKING:
     import torch
 
     from omni_jobs.media.wall import MediaWall
-    from omni_jobs.payloads import Payload
+    from omni_jobs.payloads import AdditionalInformationPayload, Payload
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -56,6 +56,13 @@ class StageInput(NamedTuple, Generic[Parameters]):
     def previews(self) -> bool:
         """Whether the job asked for previews."""
         return bool(self.request.get("previews"))
+
+    def information(self, stage: str) -> AdditionalInformationPayload:
+        """Return the additional information that an earlier stage left. Raises PayloadCorrupt if there is none."""
+        information = self.upstream[stage].additional_information
+        if information is None:
+            raise PayloadCorrupt("missing", field="additional_information", stage=stage)
+        return information
 
     @contextmanager
     def wall_for(self, field: str | None) -> Iterator[MediaWall]:

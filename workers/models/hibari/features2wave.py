@@ -21,11 +21,10 @@ class Features2WaveProcessor:
 
         Raises PayloadCorrupt for a payload that breaks the flow's contract, or whose sentences are not all frames.
         """
-        payload = stage_input.upstream[self._upstream]
-        problem = ACOUSTIC_FEATURES.problem(payload)
-        information = payload.additional_information
-        if problem is not None or information is None:
-            message, field = problem or ("missing", "additional_information")
+        information = stage_input.information(self._upstream)
+        problem = ACOUSTIC_FEATURES.problem(stage_input.upstream[self._upstream])
+        if problem is not None:
+            message, field = problem
             raise PayloadCorrupt(message, field=field, stage=self._upstream)
         features = {name: information.tensor(name).numpy() for name in (*SPECTRA, "f0")}
         sentences = information.tensor("sentences").numpy().tolist()

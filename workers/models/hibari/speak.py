@@ -21,9 +21,7 @@ class SpeakProcessor:
 
         Raises PayloadCorrupt naming the field that is missing or wrong.
         """
-        information = stage_input.upstream[self._upstream].additional_information
-        if information is None:
-            raise PayloadCorrupt("missing", field="additional_information")
+        information = stage_input.information(self._upstream)
         text = bytes(information.tensor("text", dtypes=frozenset({"U8"}), rank=1).data)
         try:
             return text_prompt(stage_input, text.decode(), is_answer=True)

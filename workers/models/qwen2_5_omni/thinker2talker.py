@@ -23,7 +23,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
@@ -39,8 +39,7 @@ class Thinker2TalkerProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read config, speakers and embeddings. Raise ConfigError when the model or one of them is missing or wrong."""
-        if model is None:
-            raise ConfigError("processor thinker2talker needs a model", field="processor", stage=stage.name)
+        model = needed_model(model, stage)
         config = _talker_config(model.path, stage.name)
         self._upstream = next(iter(stage.inputs), "thinker")
         self._mask: int = config.tts_codec_mask_token_id
@@ -59,10 +58,7 @@ class Thinker2TalkerProcessor:
 
         Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.
         """
-        payload = stage_input.upstream[self._upstream]
-        information = payload.additional_information
-        if information is None:
-            raise PayloadCorrupt("missing", field="additional_information", stage=self._upstream)
+        information = stage_input.information(self._upstream)
         rows = to_torch(information.tensor("hidden_states", dtypes=FLOAT_DTYPES, rank=2))
         positions = to_torch(information.tensor("mrope_positions", dtypes=frozenset({"I64"}), rank=2))
         generated = information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1).shape[0]

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.payloads import Payload
+from omni_jobs.errors import ModelError, PayloadCorrupt
+from omni_jobs.payloads import AdditionalInformationPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.runners.ar.chat_processor import ChatProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.types import StageInput
 
 _SILENCE = "(a recording in which nobody speaks)"
@@ -26,8 +26,7 @@ class ChatOfTranscripts:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
-        if model is None:
-            raise ConfigError("processor chat_of_transcript needs a model", field="processor", stage=stage.name)
+        model = needed_model(model, stage)
         self._stage = stage
         self._chat = ChatProcessor(stage, model)
         self._renderer = load_renderer(model.family, model.path)
@@ -43,7 +42,7 @@ class ChatOfTranscripts:
         """
         messages = stage_input.request["messages"]
         recordings = [part["media"] for message in messages for part in _parts(message) if part["type"] == "audio"]
-        heard = _transcripts(stage_input.upstream[self._upstream], recordings)
+        heard = _transcripts(stage_input.information(self._upstream), recordings)
         written = [_written(message, number, heard) for number, message in enumerate(messages)]
         request = {**stage_input.request, "messages": written}
         self._check(request)
@@ -67,11 +66,8 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return ({"type": "text", "text": content},) if isinstance(content, str) else content
 
 
-def _transcripts(payload: Payload, recordings: Sequence[int]) -> Mapping[int, str]:
+def _transcripts(information: AdditionalInformationPayload, recordings: Sequence[int]) -> Mapping[int, str]:
     """Return the transcript of each recording by its number. Raises PayloadCorrupt if one is missing."""
-    information = payload.additional_information
-    if information is None:
-        raise PayloadCorrupt("missing", field="additional_information")
     text = bytes(information.tensor("text", dtypes=frozenset({"U8"}), rank=1).data)
     if "transcripts" not in information.values and len(recordings) == 1:
         return {recordings[0]: _decoded(text)}

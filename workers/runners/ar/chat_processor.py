@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.errors import ModelError
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from omni_jobs.prompts.request_parts import parts_of
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
@@ -25,8 +25,7 @@ class ChatProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
-        if model is None:
-            raise ConfigError("processor chat needs a model", field="processor", stage=stage.name)
+        model = needed_model(model, stage)
         self._renderer = load_renderer(model.family, model.path)
 
     def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTextPrompt | OmniTokensPrompt:

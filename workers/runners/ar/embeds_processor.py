@@ -1,11 +1,11 @@
 """``EmbedsProcessor``: the prompt embeddings that an earlier stage made become an AR stage's prompt."""
 
-from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
+from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
@@ -18,8 +18,7 @@ class EmbedsProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read the model's hidden size. Raises ConfigError when there is no model or renderer."""
-        if model is None:
-            raise ConfigError("processor embeds needs a model", field="processor", stage=stage.name)
+        model = needed_model(model, stage)
         self._upstream = next(name for name, flow in stage.inputs.items() if flow == "embeds")
         self._hidden_size = load_renderer(model.family, model.path).hidden_size
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
+from omni_jobs.errors import InvalidRequest, ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.types import StageInput
 
 
@@ -20,8 +20,7 @@ class TokenEmbedsProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
-        if model is None:
-            raise ConfigError("processor token_embeds needs a model", field="processor", stage=stage.name)
+        model = needed_model(model, stage)
         self._stage = stage.name
         self._renderer = load_renderer(model.family, model.path)
 
