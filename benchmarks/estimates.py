@@ -29,7 +29,7 @@ from benchmarks.services import DATABASES, database
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewStage, NewWorker, new_job_id
 from omni_jobs.priority import Priority
-from workers.execution.run_times import RunTimes
+from workers.execution.observers.run_times import RunTimes
 
 _TICK_S = 0.02
 _HEARTBEAT_S = 1.0

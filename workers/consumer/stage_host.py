@@ -151,6 +151,7 @@ class StageHost:
         DatabaseUnavailable once ``keep_trying`` returns False, and RuntimeError before ``load``.
         """
         from workers.execution.executor import Executor
+        from workers.execution.observers import run_observers
 
         if self._llm is None or self._store is None:
             raise RuntimeError("the engine is not loaded")
@@ -161,6 +162,7 @@ class StageHost:
             self._store,
             self._settings,
             slots=self._slots,
+            observers=run_observers(self._ledger),
             on_room=self._on_room,
             on_more=lambda priority: self._relay.ring({queue_of(self._pipeline.queue(self._stage), priority)}),
             on_broken=self._on_broken,

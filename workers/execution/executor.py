@@ -7,21 +7,22 @@ doorbells, the ledger writes to SQL, the hand-off reads and writes objects, and 
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from omni_jobs.errors import Fenced, StageError
-from omni_jobs.jobs import Claim, Claims, ProgressReport
+from omni_jobs.jobs import Claim, Claims, Completion
+from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.hang_watch import Hang, HangWatch
 from workers.execution.ledger import Ledger
-from workers.execution.preview import Preview
+from workers.execution.observed_run import ObservedRun
+from workers.execution.observers.run_observer import COMPLETED, LOST, RunObserver, RunResult
 from workers.execution.run_ends import RunEnds
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
@@ -41,13 +42,12 @@ class _InFlight:
     """A stage run from its claim until its end is recorded."""
 
     claim: Claim
-    since: float = field(default_factory=time.time)  # when it was claimed, in seconds of the epoch
+    observed: ObservedRun
     task: asyncio.Task[None] = field(init=False)
     started: bool = False  # a task that is cancelled before its first step never runs its ``finally``
     stopping: bool = False  # it was asked to stop
     reporting: bool = False  # its end is on its way to the database: it is too late to stop it
     hangs: bool = False  # or its engine does: its end is recorded, whatever becomes of it here
-    preview: Preview = field(default_factory=Preview)
 
 
 class Executor:
@@ -66,15 +66,16 @@ class Executor:
         settings: Settings,
         *,
         slots: Slots,
+        observers: Observers[RunObserver],
         on_room: Callable[[], None],
         on_more: Callable[[Priority], None],
         on_broken: Callable[[str], None],
     ) -> None:
         """Bind the executor to the running event loop, and claim for the first time.
 
-        It calls ``on_room`` when a doorbell may be of use, ``on_more`` when stage runs wait for which it has no slot
-        and no doorbell has told other workers, with HIGH if they are of high jobs, and ``on_broken`` with the reason
-        when the worker must end, all on that loop.
+        It tells the observers of each step of a stage run. It calls ``on_room`` when a doorbell may be of use,
+        ``on_more`` when stage runs wait for which it has no slot and no doorbell has told other workers, with HIGH if
+        they are of high jobs, and ``on_broken`` with the reason when the worker must end, all on that loop.
         """
         self._llm = llm
         self._stage = llm.stage
@@ -95,6 +96,7 @@ class Executor:
         self._on_room = on_room
         self._on_more = on_more
         self.slots = slots
+        self._observers = observers
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
         self._any, self._high = WaitingRuns(), WaitingRuns()
@@ -116,7 +118,7 @@ class Executor:
 
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
         """Return the claims in flight, each with the time of the claim in seconds since 1970. For any thread."""
-        return [(run.claim, run.since) for run in tuple(self._in_flight.values())]
+        return [(run.claim, run.observed.times.claimed_at) for run in tuple(self._in_flight.values())]
 
     @property
     def room(self) -> int:
@@ -201,7 +203,7 @@ class Executor:
         self._announce_room()
 
     def _start(self, claim: Claim) -> None:
-        run = _InFlight(claim)
+        run = _InFlight(claim, ObservedRun(claim, self._observers))
         self._watch.begin(claim.stage_run_id)
         self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
@@ -212,46 +214,55 @@ class Executor:
 
     async def _run_one(self, run: _InFlight) -> None:
         """Run one claimed stage run; record its end, whatever end that is, and free its slot."""
-        claim = run.claim
+        claim, observed = run.claim, run.observed
         CURRENT_RUN.set(claim.stage_run_id)
         run.started = True
         snapshots = self._snapshots.of(claim)
+        result = LOST
         try:
             if not self._may_run(run):
-                await self._ends.hand_back(claim)
+                result = await self._ends.hand_back(claim)
                 return
             over = partial(self._watch.expect_end, claim.stage_run_id)
             async with TimeLimit(self._stage.config, on_over=over) as limit:
                 stage_input = await self._handoff.load(claim)
                 await snapshots.load()
+                observed.loaded()
                 output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
+                observed.ran()
                 completion = await self._handoff.store(claim, stage_input, output)
-            if run.hangs:  # its end is recorded
-                await self._handoff.forget(completion)
-                return
-            run.reporting = True
-            self._watch.end(claim.stage_run_id)
-            outcome = await self._ledger.complete(snapshots.warn(completion))
-            if not outcome.won:
-                logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
-                await self._handoff.forget(completion)
+                observed.stored(completion)
+            result = await self._complete(run, snapshots.warn(completion))
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
         except BaseException as error:  # noqa: BLE001 — whatever the model's code raises ends this stage run alone
-            await self._end(run, error)
+            result = await self._end(run, error)
         finally:
             snapshots.end()
-            self._forget(run)
+            self._forget(run, result)
 
-    async def _end(self, run: _InFlight, error: BaseException) -> None:
-        """Record that a stage run was stopped or failed, unless that is recorded already. Raises its CancelledError."""
+    async def _complete(self, run: _InFlight, completion: Completion) -> RunResult:
+        """Record a completion, unless the stage run's end is recorded already; delete the objects of one that lost."""
+        claim = run.claim
+        if not run.hangs:
+            self._begin_report(run)
+            if (await self._ledger.complete(completion)).won:
+                return COMPLETED
+            logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
+        await self._handoff.forget(completion)
+        return LOST
+
+    async def _end(self, run: _InFlight, error: BaseException) -> RunResult:
+        """Record that a stage run was stopped or failed, unless that is recorded already."""
         was_stopped = isinstance(error, asyncio.CancelledError) and (run.stopping or run.hangs)
-        if not run.hangs and not (was_stopped and self._fenced):
-            run.reporting = True
-            self._watch.end(run.claim.stage_run_id)
-            await (self._ends.cancelled(run.claim) if was_stopped else self._ends.fail(run.claim, error))
-        if was_stopped:
-            raise error
+        if run.hangs or (was_stopped and self._fenced):
+            return LOST
+        self._begin_report(run)
+        return await (self._ends.cancelled(run.claim) if was_stopped else self._ends.fail(run.claim, error))
+
+    def _begin_report(self, run: _InFlight) -> None:
+        run.reporting = True
+        self._watch.end(run.claim.stage_run_id)
 
     def _may_run(self, run: _InFlight) -> bool:
         ours = run.claim.stage == self._stage.name and run.claim.pipeline == self._stage.pipeline.name
@@ -262,26 +273,16 @@ class Executor:
     def _report(self, run: _InFlight, limit: TimeLimit, progress: Progress) -> None:
         limit.note(progress)
         self._watch.note(run.claim.stage_run_id, waits=progress.waiting)
-        self._ledger.report_progress(
-            ProgressReport(
-                run.claim.stage_run_id,
-                run.claim.attempt,
-                progress.done,
-                progress.total,
-                progress.unit,
-                progress.text,
-                run.preview.url(progress.picture),
-                progress.resumed_at,
-            )
-        )
+        run.observed.progressed(progress)
 
-    def _forget(self, run: _InFlight) -> None:
+    def _forget(self, run: _InFlight, result: RunResult) -> None:
         del self._in_flight[run.claim.stage_run_id]
         self.slots.free(run.claim.is_high)
         self.ended += 1
         self._suspect_runs = False  # if one ran, it was this one
         self._watch.end(run.claim.stage_run_id)
-        self._ledger.forget_progress(run.claim.stage_run_id)
+        if not run.hangs:
+            run.observed.ended(result)
         self._announce_room()
 
     # Stop.
@@ -347,20 +348,25 @@ class Executor:
         For another thread. The stage run of that task is to blame, and the others are handed back. If it is none's,
         all are to blame, because a job that blocks its workers must not come back for ever.
         """
-        claims = self._leave_all()
+        claims = [run.claim for run in self._leave_all()]
         blamed = [claim.stage_run_id for claim in claims if _task_name(claim) == task]
         self._ends.give_up(reason, claims, blamed or [claim.stage_run_id for claim in claims])
 
     def _end_hung(self, hang: Hang) -> None:
         """Record the end of all that runs, because this worker's engine or one of its stage runs hangs."""
-        self._giving_up = self._loop.create_task(self._ends.hung(hang, self._leave_all()))
+        self._giving_up = self._loop.create_task(self._record_hung(hang, self._leave_all()))
 
-    def _leave_all(self) -> list[Claim]:
-        """Return the claims whose ends are to be recorded now, whatever becomes of them here. For any thread."""
+    async def _record_hung(self, hang: Hang, runs: Sequence[_InFlight]) -> None:
+        results = await self._ends.hung(hang, [run.claim for run in runs])
+        for run, result in zip(runs, results, strict=True):
+            run.observed.ended(result)
+
+    def _leave_all(self) -> Sequence[_InFlight]:
+        """Return the stage runs whose ends are to be recorded now, whatever becomes of them here. For any thread."""
         runs = [run for run in tuple(self._in_flight.values()) if not run.reporting]
         for run in runs:
             run.reporting = run.hangs = True
-        return [run.claim for run in runs]
+        return runs
 
     def _announce_room(self) -> None:
         """Use free slots in the loop's next turn: all that are free by then, in one claim."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +24,10 @@ from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
 from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport
+from omni_jobs.observers import Observers
 from omni_jobs.settings import Settings
-from workers.execution.run_times import RunTimes
+from workers.execution.observers.ledger_observer import LedgerObserver
+from workers.execution.observers.run_times import RunTimes
 from workers.execution.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
@@ -103,8 +105,9 @@ class Ledger:
         on_cancel: Callable[[Sequence[int]], None],
         on_pause: Callable[[bool], None],
         on_fenced: Callable[[Fenced], None],
+        observers: Iterable[LedgerObserver] = (),
     ) -> None:
-        """Prepare the thread, which ``take_slot`` starts.
+        """Prepare the thread, which ``take_slot`` starts, and which tells the observers what it has recorded.
 
         ``keep_trying`` is asked, before the worker serves, whether to wait on for a database that is away.
         On the event loop are called: ``on_cancel`` with the ids of stage runs that are to stop, ``on_pause`` with
@@ -129,8 +132,9 @@ class Ledger:
         self._progress_at = 0.0  # not before then is progress handed over
         # The thread's.
         self._batch = _Batch()  # not written yet
-        self._held: dict[int, float] = {}  # when each stage run was claimed that is not reported yet
+        self._held: set[int] = set()  # the stage runs that were claimed and are not reported yet
         self._run_times = RunTimes()
+        self._observers = Observers[LedgerObserver]((self._run_times, *observers))
         self._claims_again = False  # the last claim may have been granted, and its answer lost
         self._renew_at = 0.0
         self._check_at = 0.0  # which stage runs are to stop, while any is held
@@ -364,6 +368,7 @@ class Ledger:
 
         Raises DatabaseUnavailable, and Fenced when the worker has no lease.
         """
+        asks, began = batch.size, time.monotonic()
         if batch.completions and batch.claims and not (batch.failures or batch.releases):
             self._write_in_one(batch)
         self._write_group(batch.completions, self._complete)
@@ -375,6 +380,8 @@ class Ledger:
         if batch.progress:
             self._jobs.report_progress(list(batch.progress.values()))
             batch.progress = {}
+        if asks:
+            self._observers.tell(LedgerObserver.wrote, asks, time.monotonic() - began)
 
     def _write_in_one(self, batch: _Batch) -> None:
         """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""
@@ -417,8 +424,8 @@ class Ledger:
 
     def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
         self._relay.ring(self._jobs.release(attempts, self.worker.worker_id))
-        for stage_run_id, _ in attempts:
-            self._held.pop(stage_run_id, None)
+        self._held.difference_update(stage_run_id for stage_run_id, _ in attempts)
+        self._observers.tell(LedgerObserver.released, attempts)
         return [None] * len(attempts)
 
     def _claim(self, asked: list[_Wanted]) -> Sequence[Claims]:
@@ -433,22 +440,21 @@ class Ledger:
             wanted.at_most,
             of_high=wanted.of_high,
             is_idle=wanted.is_idle,
-            held=self._held.keys(),
+            held=self._held,
             again=again,
         )
 
     def _note_claims(self, claims: Claims) -> Claims:
         """Note the stage runs as held, and return the claims."""
         self._claims_again = False
-        self._held.update(dict.fromkeys((claim.stage_run_id for claim in claims.claims), time.monotonic()))
+        self._held.update(claim.stage_run_id for claim in claims.claims)
+        self._observers.tell(LedgerObserver.claimed, claims.claims)
         return claims
 
     def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Note the stage runs as held no longer, ring for what follows them, and return the outcomes."""
-        at = time.monotonic()
-        for end in ends:
-            if (claimed_at := self._held.pop(end.stage_run_id, None)) is not None:
-                self._run_times.note(at, at - claimed_at)
+        self._held.difference_update(end.stage_run_id for end in ends)
+        self._observers.tell(LedgerObserver.ended, ends, outcomes)
         self._relay.ring({queue for outcome in outcomes for queue in outcome.queues})
         return outcomes
 

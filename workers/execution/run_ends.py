@@ -9,6 +9,7 @@ from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutO
 from omni_jobs.jobs import Claim, Failure
 from workers.execution.hang_watch import Hang
 from workers.execution.ledger import Ledger
+from workers.execution.observers.run_observer import LOST, RELEASED, RunResult
 from workers.execution.stage_llm import StageLLM
 from workers.runners.contained import escaped
 
@@ -34,58 +35,68 @@ class RunEnds:
         self._take_no_more = take_no_more
         self._on_broken = on_broken
 
-    async def cancelled(self, claim: Claim) -> None:
-        """Record that a stage run was stopped as its executor asked."""
+    async def cancelled(self, claim: Claim) -> RunResult:
+        """Record that a stage run was stopped as its executor asked, and return the result."""
         if self._llm.runner.healthy:
-            await self.hand_back(claim)
-        else:
-            # It may have killed the engine. Handed back it would do so in one worker after the other.
-            await self.fail(claim, EngineDead())
+            return await self.hand_back(claim)
+        # It may have killed the engine. Handed back it would do so in one worker after the other.
+        return await self.fail(claim, EngineDead())
 
-    async def hung(self, hang: Hang, claims: Collection[Claim]) -> None:
-        """Record the ends of all claims that an engine that hangs has in it, and end the worker."""
+    async def hung(self, hang: Hang, claims: Collection[Claim]) -> Sequence[RunResult]:
+        """Record the ends of all claims that an engine that hangs has in it, end the worker, and return the results."""
         logger.critical("%s", hang.reason)
         self._take_no_more()
         await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
         self._on_broken(hang.reason)
+        failed = RunResult("failed", self._hang_error(hang.reason))
+        return [failed if claim.stage_run_id in hang.blamed else RELEASED for claim in claims]
 
     def give_up(self, reason: str, claims: Collection[Claim], blamed: Collection[int]) -> Sequence[asyncio.Future[Any]]:
         """Report the ends of all claims to the ledger, and return its answers to come. For any thread.
 
         The stage runs to blame have failed. The others are handed back, so that nothing is counted against them.
         """
-        error = EngineDead(reason, stage=self._stage)
+        error = self._hang_error(reason)
         failed = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id in blamed]
         others = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id not in blamed]
         logger.warning("stage runs given up: %s have failed, %s are handed back", failed, others)
         return self._ledger.give_up([Failure(*attempt, self._worker_id, error) for attempt in failed], others)
 
-    async def fail(self, claim: Claim, exception: BaseException) -> None:
-        """Record the error of a stage run. That of an engine ends the worker."""
+    def _hang_error(self, reason: str) -> EngineDead:
+        return EngineDead(reason, stage=self._stage)
+
+    async def fail(self, claim: Claim, exception: BaseException) -> RunResult:
+        """Record the error of a stage run, and return the result. The error of an engine ends the worker."""
         error = self._as_error(claim, exception)
         logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
         engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
             # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()
+        result = LOST
         try:
-            await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
+            outcome = await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
+            if outcome.won:
+                result = RunResult("failed", error)
         except Fenced:
-            return
+            return result
         except StageError as refused:
             # A stage run whose end cannot be recorded stays this worker's as long as the worker lives.
             self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {refused}")
         if engine_dead:
             self._on_broken("the engine is gone")
+        return result
 
-    async def hand_back(self, claim: Claim) -> None:
-        """Queue a stage run again, or end it if its job is to stop; nothing is counted against it."""
+    async def hand_back(self, claim: Claim) -> RunResult:
+        """Queue a stage run again, or end it if its job is to stop, and return the result. Nothing is counted."""
         try:
             await self._ledger.release(claim.stage_run_id, claim.attempt)
         except Fenced:
-            return
+            return LOST
         except StageError as refused:
             self._on_broken(f"stage run {claim.stage_run_id} cannot be handed back: {refused}")
+            return LOST
+        return RELEASED
 
     def _as_error(self, claim: Claim, exception: BaseException) -> OmniJobsError:
         """Return the error to record for an exception that ended a stage run.

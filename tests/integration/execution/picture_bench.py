@@ -18,6 +18,7 @@ from omni_jobs.storage.local import LocalObjectStore
 from tests.integration.runners.qwen_image_prompts import embeds
 from tests.source_pictures import encoded
 from workers.execution.executor import Executor
+from workers.execution.observers import run_observers
 from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
@@ -80,6 +81,7 @@ class Bench:
             self.store,
             Settings(data_dir=directory),
             slots=Slots(8, 0),
+            observers=run_observers(self.ledger),  # type: ignore[arg-type]
             on_room=lambda: None,
             on_more=lambda _: None,
             on_broken=self.broken.append,

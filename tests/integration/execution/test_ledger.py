@@ -41,6 +41,7 @@ from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, snapshot_key
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
+from workers.execution.observers.ledger_observer import LedgerObserver
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -110,6 +111,30 @@ class FlakyJobs(Jobs):
         return found
 
 
+class Heard(LedgerObserver):
+    """Notes what it is told, and fails then."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def claimed(self, claims: Sequence[Claim]) -> None:
+        self._note("claimed", [claim.stage_run_id for claim in claims])
+
+    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+        self._note("ended", [end.stage_run_id for end in ends], [outcome.won for outcome in outcomes])
+
+    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
+        self._note("released", attempts)
+
+    def wrote(self, asks: int, seconds: float) -> None:
+        assert seconds > 0
+        self._note("wrote", asks)
+
+    def _note(self, *told: Any) -> None:
+        self.told.append(told)
+        raise RuntimeError("a bug of an observer")
+
+
 class Doorbells:
     """Stands where the relay to the broker is."""
 
@@ -127,6 +152,7 @@ class Bench:
         self.database = database
         self.jobs = FlakyJobs(database)
         self.doorbells = Doorbells()
+        self.heard = Heard()
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
         self.pauses: list[bool] = []
@@ -140,6 +166,7 @@ class Bench:
             on_cancel=self.unwanted.extend,
             on_pause=self.pauses.append,
             on_fenced=self.fenced.append,
+            observers=[self.heard],
         )
 
     async def start(self) -> None:
@@ -828,3 +855,25 @@ async def test_a_worker_tells_how_long_its_stage_runs_take(bench: Bench) -> None
             return tx.execute(select(WorkerRow.run_s)).scalar_one()
 
     await until(lambda: told() is not None)
+
+
+async def test_observers_hear_what_is_recorded_in_batches(bench: Bench) -> None:
+    """The one of this bench fails each time, which harms nothing in any test of this file."""
+    claims = await bench.claim_new(3)
+    done, bad, back = (claim.stage_run_id for claim in claims)
+    failure = Failure(bad, 1, bench.worker.worker_id, ModelError("no", stage="first"))
+    await asyncio.gather(
+        bench.ledger.complete(bench.done(claims[0])), bench.ledger.fail(failure), bench.ledger.release(back, 1)
+    )
+    assert not (await bench.ledger.complete(replace(bench.done(claims[0]), attempt=9))).won
+    await until(lambda: len(bench.heard.told) == 8)
+    assert bench.heard.told == [
+        ("claimed", [done, bad, back]),
+        ("wrote", 1),
+        ("ended", [done], [True]),
+        ("ended", [bad], [True]),
+        ("released", [(back, 1)]),
+        ("wrote", 3),
+        ("ended", [done], [False]),
+        ("wrote", 1),
+    ]

@@ -21,7 +21,7 @@ from PIL import Image
 
 from omni_jobs.errors import ConfigError, ModelError, StageError
 from tests.oracles.tinted import metadata
-from workers.execution.preview import Preview
+from workers.execution.observers.preview import Preview
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
@@ -341,7 +341,6 @@ async def test_progress_carries_the_newest_preview(
 
 def test_the_executor_encodes_each_preview_once() -> None:
     preview, picture = Preview(), torch.full((6, 5, 3), 200, dtype=torch.uint8)
-    assert preview.url(None) is None
     url = preview.url(picture)
     assert url is not None
     kind, _, data = url.partition(",")
@@ -349,6 +348,7 @@ def test_the_executor_encodes_each_preview_once() -> None:
     assert Image.open(io.BytesIO(b64decode(data))).size == (5, 6)
     assert preview.url(picture) is url
     assert preview.url(picture.clone()) is not url
+    assert preview.url(picture[0]) is None, "one that is no picture is left out"
 
 
 async def test_a_step_that_hangs_keeps_its_run_and_those_behind_it_from_ending(

@@ -1,6 +1,7 @@
 """The executor: when it claims, each end that a stage run can come to, and the reports that its ledger gets."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ import pytest
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
 from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport, values
+from omni_jobs.observers import Observers
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage.local import LocalObjectStore
 from workers.execution.executor import Executor
+from workers.execution.observers.progress import ProgressReports
+from workers.execution.observers.run_observer import RunObserver, RunResult, StepTimes
 from workers.execution.slots import Slots
 from workers.execution.stage_llm import StageLLM
 from workers.runners.runner import ProgressSink
@@ -116,6 +120,56 @@ class RecordingLedger:
         """Nothing is kept."""
 
 
+class Heard(RunObserver):
+    """Notes the steps of each stage run, and checks that the times of those before are there and rise."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, list[str]] = {}
+        self.results: dict[int, RunResult] = {}
+
+    def _note(self, step: str, claim: Claim, times: StepTimes) -> None:
+        self.steps.setdefault(claim.stage_run_id, []).append(step)
+        passed = [times.loaded_s, times.ran_s, times.stored_s, times.ended_s]
+        known = [at for at in passed if at is not None]
+        assert [0.0, *known] == sorted([0.0, *known])
+        assert abs(times.claimed_at - time.time()) < 3600
+
+    def claimed(self, claim: Claim, times: StepTimes) -> None:
+        self._note("claimed", claim, times)
+
+    def loaded(self, claim: Claim, times: StepTimes) -> None:
+        assert times.loaded_s is not None
+        self._note("loaded", claim, times)
+
+    def progressed(self, claim: Claim, times: StepTimes, progress: Progress) -> None:
+        self._note("progressed", claim, times)
+
+    def ran(self, claim: Claim, times: StepTimes) -> None:
+        assert times.ran_s is not None
+        self._note("ran", claim, times)
+
+    def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
+        assert times.stored_s is not None
+        assert completion.payload is not None
+        self._note("stored", claim, times)
+
+    def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
+        assert times.ended_s is not None
+        self._note("ended", claim, times)
+        self.results[claim.stage_run_id] = result
+
+
+class Deaf(RunObserver):
+    """Fails at whatever it is told, in each way that it can."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"claimed", "ran", "ended"}:
+            raise AttributeError(name)
+        if name in {"loaded", "progressed", "stored"}:
+            return lambda *arguments: arguments[99]
+        return super().__getattribute__(name)
+
+
 class Bench:
     """An executor of the echo pipeline's first stage; ``run`` lets it claim one stage run and waits for its end."""
 
@@ -133,6 +187,7 @@ class Bench:
         self.runner = ScriptedRunner()
         self.ledger = RecordingLedger()
         self.store = LocalObjectStore(directory, sync=False)
+        self.heard = Heard()
         self.broken: list[str] = []
         self.passed_on: list[Priority] = []  # doorbells, to other workers
         self.executor = Executor(
@@ -143,6 +198,7 @@ class Bench:
                 update={"stop_limit_s": 0.1, "poll_s": poll_s, "engine_stall_s": engine_stall_s}
             ),
             slots=Slots(slots, kept),
+            observers=Observers([ProgressReports(self.ledger), Deaf(), self.heard]),  # type: ignore[arg-type]
             on_room=lambda: None,
             on_more=self.passed_on.append,
             on_broken=self.broken.append,
@@ -813,3 +869,82 @@ async def test_neighbours_of_a_stage_run_that_hangs_are_handed_back(bench: Bench
         stop.set()
         await bench.ended(3)
     assert len(bench.ledger.reports) == 3, "what ends after it was given up is not recorded again"
+
+
+# Observers.
+
+ALL_STEPS = ["claimed", "loaded", "progressed", "ran", "stored", "ended"]
+
+
+async def test_observers_hear_each_step_and_one_that_fails_harms_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1, 4):
+        bench.offer(number)
+    await bench.ended(3)
+    assert bench.heard.steps == dict.fromkeys((1, 2, 3), ALL_STEPS)
+    assert {result.kind for result in bench.heard.results.values()} == {"completed"}
+    failed = [record.getMessage() for record in caplog.records if "observer" in record.getMessage()]
+    assert sorted(failed) == sorted(f"the observer Deaf failed in {step}" for step in ALL_STEPS), "once for each kind"
+    assert all(record.exc_info for record in caplog.records if "observer" in record.getMessage())
+
+
+@pytest.mark.parametrize(
+    ("error", "steps"), [(ModelError("no"), ["claimed", "loaded", "progressed", "ended"]), (None, ALL_STEPS)]
+)
+async def test_observers_hear_how_a_stage_run_ended(
+    bench: Bench, error: OmniJobsError | None, steps: list[str]
+) -> None:
+    if error is not None:
+        bench.runner.act = raising(error)
+    else:
+        bench.ledger.wins = False
+    await bench.run()
+    assert bench.heard.steps == {1: steps}
+    assert bench.heard.results == {1: RunResult("lost" if error is None else "failed", error)}
+
+
+async def test_observers_hear_of_stage_runs_that_are_handed_back_or_abandoned(bench: Bench) -> None:
+    bench.offer(1, stage="second")
+    await bench.ended()
+    bench.runner.act = take_for_ever
+    bench.offer(2)
+    await bench.entered()
+    bench.executor.stop_runs([2])
+    await bench.ended(2)
+    bench.offer(3)
+    await bench.entered()
+    bench.ledger.fenced = True
+    bench.executor.abandon()
+    await bench.ended(3)
+    assert {number: result.kind for number, result in bench.heard.results.items()} == {
+        1: "released",
+        2: "released",
+        3: "lost",
+    }
+    assert [steps[-1] for steps in bench.heard.steps.values()] == ["ended"] * 3
+
+
+async def test_observers_hear_once_of_what_hangs_and_of_its_neighbours(bench: Bench) -> None:
+    stop = asyncio.Event()
+
+    async def ignore_cancelling() -> OmniModelRunnerOutput:
+        while not stop.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return OUTPUT
+
+    bench.runner.act = ignore_cancelling
+    for stage_run_id in (1, 2):
+        bench.offer(stage_run_id)
+    await bench.entered(2)
+    bench.executor.stop_runs([2])
+    await bench.until(lambda: len(bench.heard.results) == 2)
+    assert {number: result.kind for number, result in bench.heard.results.items()} == {1: "released", 2: "failed"}
+    assert isinstance(bench.heard.results[2].error, EngineDead)
+    before = {number: list(steps) for number, steps in bench.heard.steps.items()}
+    stop.set()
+    await bench.ended(2)
+    assert bench.heard.steps == before, "nothing is told after the end"

@@ -1,4 +1,4 @@
-from workers.execution.run_times import RunTimes
+from workers.execution.observers.run_times import RunTimes
 
 
 def test_nobody_knows_before_the_first_end() -> None:

@@ -1,20 +1,39 @@
 """``RunTimes``: how long a worker's stage runs took lately, from which waits are estimated."""
 
+import time
 from collections import deque
+from collections.abc import Sequence
+
+from omni_jobs.jobs import Claim, Completion, Failure, Outcome
+from workers.execution.observers.ledger_observer import LedgerObserver
 
 _WINDOW_S = 60.0
 _AT_LEAST = 16  # stage runs that count, however long ago they ended
 _AT_MOST = 1024
 
 
-class RunTimes:
-    """The times from claim to end of the stage runs that a worker has ended within the last minute, or of the last 16.
+class RunTimes(LedgerObserver):
+    """Mean run time over the last minute, or over the last 16 stage runs if fewer ended; from claim to recorded end.
 
     While all slots are taken, a worker that has so many slots ends ``slots / mean`` stage runs a second.
     """
 
     def __init__(self) -> None:
+        self._claimed_at: dict[int, float] = {}
         self._ended: deque[tuple[float, float]] = deque(maxlen=_AT_MOST)
+
+    def claimed(self, claims: Sequence[Claim]) -> None:
+        self._claimed_at.update(dict.fromkeys((claim.stage_run_id for claim in claims), time.monotonic()))
+
+    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+        at = time.monotonic()
+        for end in ends:
+            if (claimed_at := self._claimed_at.pop(end.stage_run_id, None)) is not None:
+                self.note(at, at - claimed_at)
+
+    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
+        for stage_run_id, _ in attempts:
+            self._claimed_at.pop(stage_run_id, None)
 
     def note(self, at: float, run_s: float) -> None:
         """Note that a stage run ended ``at`` this time, in seconds of any clock, ``run_s`` after its claim."""

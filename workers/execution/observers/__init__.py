@@ -1,0 +1,17 @@
+"""The observers of a worker's stage runs and of its ledger, a file each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_jobs.observers import Observers
+from workers.execution.observers.progress import ProgressReports
+from workers.execution.observers.run_observer import RunObserver
+
+if TYPE_CHECKING:
+    from workers.execution.ledger import Ledger
+
+
+def run_observers(ledger: Ledger) -> Observers[RunObserver]:
+    """Return the observers of a worker's stage runs: another one is a file beside this, and a line here."""
+    return Observers([ProgressReports(ledger)])

@@ -1,0 +1,23 @@
+"""``LedgerObserver``: what can be heard of a worker's ledger, once it is recorded in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_jobs.jobs import Claim, Completion, Failure, Outcome
+
+
+class LedgerObserver:
+    """Hears on the ledger's thread what was recorded for its worker. Each method returns at once."""
+
+    def claimed(self, claims: Sequence[Claim]) -> None:
+        """These stage runs are this worker's from now on; perhaps none is, because none waited."""
+
+    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+        """These reports have been answered; where the outcome is not ``won`` the attempt was over already."""
+
+    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """These attempts, each by its stage run's id and its number, were handed back."""
+
+    def wrote(self, asks: int, seconds: float) -> None:
+        """A batch of so many reports and claims was written and answered; it took so many seconds."""

@@ -1,0 +1,65 @@
+"""``RunObserver``: what can be heard of a stage run in its worker. Whoever hears it changes nothing about the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.jobs import Claim, Completion
+from workers.stages.types import Progress
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """When a stage run was claimed, and how many seconds later it passed each step; None: not yet."""
+
+    claimed_at: float  # seconds since 1970
+    loaded_s: float | None = None
+    ran_s: float | None = None
+    stored_s: float | None = None
+    ended_s: float | None = None
+
+
+class RunResult(NamedTuple):
+    """What became of a claimed stage run in this worker.
+
+    completed  its completion is recorded
+    failed     its error is recorded
+    released   it was handed back, and nothing is counted against it
+    lost       nothing is recorded, because the attempt was over already or the worker is fenced
+    """
+
+    kind: Literal["completed", "failed", "released", "lost"]
+    error: OmniJobsError | None = None  # of one that failed
+
+
+COMPLETED: Final = RunResult("completed")
+RELEASED: Final = RunResult("released")
+LOST: Final = RunResult("lost")
+
+
+class RunObserver:
+    """Hears of each stage run's steps in their order, on the executor's event loop. Each method returns at once.
+
+    ``claimed`` comes first and ``ended`` last, once each. A stage run that fails or is stopped leaves out the steps
+    between. Of a worker whose event loop stands still ``ended`` is not heard.
+    """
+
+    def claimed(self, claim: Claim, times: StepTimes) -> None:
+        """The stage run is this worker's, and is about to be loaded."""
+
+    def loaded(self, claim: Claim, times: StepTimes) -> None:
+        """Its media, payloads and snapshot are read."""
+
+    def progressed(self, claim: Claim, times: StepTimes, progress: Progress) -> None:
+        """Its runner has reported progress, or that it waits for room in the runner."""
+
+    def ran(self, claim: Claim, times: StepTimes) -> None:
+        """Its runner has returned the output."""
+
+    def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
+        """Its payload and artifacts are stored, as the completion says, which is not recorded yet."""
+
+    def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
+        """Its end is recorded in SQL, or will not be."""
