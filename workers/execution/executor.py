@@ -28,7 +28,6 @@ from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
-from workers.execution.waiting_runs import WaitingRuns
 from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import Progress
 
@@ -99,14 +98,8 @@ class Executor:
         self._observers = observers
         self.ended = 0  # stage runs that were in flight here, whatever their end
         self._loop = asyncio.get_running_loop()
-        self._any, self._high = WaitingRuns(), WaitingRuns()
-        self._bells = (self._any, self._high) if slots.kept else (self._any,)
         self._claiming: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
-        self._suspect_runs = False  # nothing is claimed beside it
-        self._suspect_waits = False  # one is set apart for this worker, until nothing runs here
-        self._taking = True  # stage runs
-        self._paused = False  # the stage: nothing is claimed
         self._fenced = False
         self._room_announced = False  # ``_use_room`` is about to run
         self._poll_timer = self._loop.call_soon(self._poll)
@@ -122,64 +115,44 @@ class Executor:
 
     @property
     def room(self) -> int:
-        """How many more stage runs of any jobs it could claim now.
-
-        It is 0 while the stage is paused, while a suspect runs or waits for the others to end, and once this executor
-        claims no more.
-        """
-        return self.slots.for_any if self._may_claim else 0
+        """How many more stage runs of any jobs it could claim now."""
+        return self.slots.for_any
 
     @property
     def room_for_high(self) -> int:
         """How many more stage runs it could claim now if all were of high jobs; never less than ``room``."""
-        return self.slots.for_high if self._may_claim else 0
-
-    @property
-    def _may_claim(self) -> bool:
-        is_full = self._suspect_runs or (self._suspect_waits and bool(self._in_flight))
-        return self._taking and not self._paused and not is_full
+        return self.slots.for_high
 
     # Claim.
 
     def ring(self, priority: Priority = Priority.NORMAL) -> None:
         """Claim soon, because stage runs may wait; HIGH: those of high jobs. For any thread."""
-        self._loop.call_soon_threadsafe(self._ring, self._high if priority is Priority.HIGH else self._any)
+        self._loop.call_soon_threadsafe(self._ring, priority)
 
-    def _ring(self, bell: WaitingRuns) -> None:
-        bell.may_wait = bell.rung = True
+    def _ring(self, priority: Priority) -> None:
+        self.slots.ring(priority)
         self._claim_next()
 
     def set_paused(self, is_paused: bool) -> None:
         """Claim nothing while the stage is paused, and claim at once when it is resumed. Stage runs in flight go on."""
-        if self._paused != is_paused:
+        if self.slots.is_paused != is_paused:
             logger.warning("stage %s is %s", self._stage.name, "paused" if is_paused else "resumed")
-            self._paused = is_paused
-            for bell in self._bells:
-                bell.may_wait = True
+            self.slots.pause(is_paused)
             self._announce_room()
 
     def _poll(self) -> None:
-        if self._taking:
+        if not self.slots.is_closed:
             self._poll_timer = self._loop.call_later(self._poll_s * random.uniform(0.9, 1.1), self._poll)  # noqa: S311
-            for bell in self._bells:
-                bell.may_wait = bell.rung = True
+            self.slots.ring_for_all()
             self._claim_next()
 
     def _claim_next(self) -> None:
         """Claim for all free slots, if stage runs may wait that may take them and no claim is under way."""
-        at_most = self.room if self._any.may_wait else 0
-        of_high = self.room_for_high - at_most if self._high.may_wait else 0
-        if self._claiming is None and at_most + of_high > 0:
-            self.slots.ask(at_most, of_high)
-            self._claiming = self._loop.create_task(self._claim(at_most, of_high, self._high.may_wait))
-            self._any.may_wait &= not at_most
-            self._high.may_wait = False
+        if self._claiming is None and any(wanted := self.slots.begin_claim()):
+            self._claiming = self._loop.create_task(self._claim(*wanted))
 
-    async def _claim(self, at_most: int, of_high: int, is_for_high: bool) -> None:
-        """Claim up to ``at_most`` stage runs and ``of_high`` further ones of high jobs, and start them.
-
-        ``is_for_high``: the two numbers together are all the room for high jobs.
-        """
+    async def _claim(self, at_most: int, of_high: int) -> None:
+        """Claim up to ``at_most`` stage runs and ``of_high`` further ones of high jobs, and start them."""
         claims = Claims(())
         try:
             claims = await self._ledger.claim(at_most, of_high=of_high, is_idle=not self._in_flight)
@@ -188,26 +161,18 @@ class Executor:
         except StageError as error:
             logger.error("nothing was claimed: %s", error)  # what it may have been granted, the next claim returns
         finally:
-            self.slots.ask(0, 0)
             self._claiming = None
-        self._suspect_waits = claims.suspect_waits
-        for bell in self._bells:
-            bell.may_wait |= claims.suspect_waits
+            for_others = self.slots.end_claim(claims)
         for claim in claims.claims:
             self._start(claim)
-        if at_most and self._any.note(claims.more, self.room):
-            self._on_more(Priority.NORMAL)
-        more_high = claims.more_high if of_high else claims.more
-        if is_for_high and self._high.note(more_high, self.room_for_high):
-            self._on_more(Priority.HIGH)
+        for priority in for_others:
+            self._on_more(priority)
         self._announce_room()
 
     def _start(self, claim: Claim) -> None:
         run = _InFlight(claim, ObservedRun(claim, self._observers))
         self._watch.begin(claim.stage_run_id)
-        self._suspect_runs = claim.alone
         self._in_flight[claim.stage_run_id] = run
-        self.slots.take(claim.is_high)
         run.task = self._loop.create_task(self._run_one(run), name=_task_name(claim))
 
     # Load → run → store → complete.
@@ -268,7 +233,7 @@ class Executor:
         ours = run.claim.stage == self._stage.name and run.claim.pipeline == self._stage.pipeline.name
         if not ours:
             logger.error("%s.%s was claimed by %s", run.claim.pipeline, run.claim.stage, self._stage.name)
-        return ours and self._taking and not run.stopping
+        return ours and not self.slots.is_closed and not run.stopping
 
     def _report(self, run: _InFlight, limit: TimeLimit, progress: Progress) -> None:
         limit.note(progress)
@@ -277,9 +242,8 @@ class Executor:
 
     def _forget(self, run: _InFlight, result: RunResult) -> None:
         del self._in_flight[run.claim.stage_run_id]
-        self.slots.free(run.claim.is_high)
+        self.slots.free(run.claim)
         self.ended += 1
-        self._suspect_runs = False  # if one ran, it was this one
         self._watch.end(run.claim.stage_run_id)
         if not run.hangs:
             run.observed.ended(result)
@@ -327,7 +291,7 @@ class Executor:
         await self._handoff.close()
 
     def _take_no_more(self) -> None:
-        self._taking = False
+        self.slots.close()
         self._poll_timer.cancel()
 
     def _tasks(self) -> set[asyncio.Task[None]]:
