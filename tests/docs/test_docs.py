@@ -5,6 +5,7 @@ The commands and settings of all pages are checked in test_readme.
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from omni_jobs import errors
 from omni_jobs.api.app import create_app
 from omni_jobs.http.error_shape import shape_of
 from omni_jobs.intake import backlog
-from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
@@ -149,6 +150,33 @@ def test_the_stages_retries_are_the_defaults() -> None:
     assert changed.retries == StageConfig.model_fields["retries"].default
     assert changed.time_limit_s == StageConfig.model_fields["time_limit_s"].default
     assert changed.queue_limit_s == 3600
+
+
+PIPELINES = {"denoise": "qwen_image", "llm": "chat", "think": "voice", "thinker": "qwen2_5_omni"}
+
+
+def shown_stages() -> list[tuple[str, dict[str, Any]]]:
+    """The parts of stage configs that pages for operators show, each with the name of such a stage of ours."""
+    found = []
+    for block in blocks(OPERATIONS, "yaml"):
+        if block.startswith("stages:"):
+            found.extend(yaml.safe_load(block)["stages"].items())
+        elif block.startswith("    engine:"):
+            found.append(("llm", yaml.safe_load(block)))
+    return found
+
+
+def test_the_parts_of_stage_configs_are_found() -> None:
+    assert {stage for stage, _ in shown_stages()} == set(PIPELINES)
+
+
+@pytest.mark.parametrize(("stage", "shown"), shown_stages(), ids=[stage for stage, _ in shown_stages()])
+def test_the_parts_of_stage_configs_are_valid(stage: str, shown: dict[str, Any], tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "stage_configs" / f"{PIPELINES[stage]}.yaml").read_text(encoding="utf-8"))
+    config["stages"][stage].update(shown)
+    file = tmp_path / f"{PIPELINES[stage]}.yaml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    assert load_pipeline(file).name == PIPELINES[stage]
 
 
 def test_every_benchmark_in_the_docs_is_run_by_a_test() -> None:

@@ -106,6 +106,16 @@ def test_the_stage_config_of_a_remote_server_is_right(tmp_path: Path) -> None:
     assert pipeline.name in README.partition("omni-jobs up --pipeline remote_chat")[1]
 
 
+ASSIGNED = re.findall(r"(?:^|[ `(])OMNI_JOBS_([A-Z0-9_]+)=('.*?'|[^\s`]+)", ALL, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "value"), sorted({each for each in ASSIGNED if each[0] != "URL"}))
+def test_values_of_the_docs_are_valid(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (value,) = shlex.split(value)
+    monkeypatch.setenv(f"OMNI_JOBS_{name}", value)
+    assert name.lower() in Settings().model_fields_set
+
+
 def test_the_servers_of_the_docs_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = re.findall(r"OMNI_JOBS_SERVERS='(.*?)'", ALL)
     assert len(shown) >= 2
