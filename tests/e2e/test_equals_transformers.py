@@ -180,6 +180,7 @@ def test_cut_speech_is_said_by_the_job_the_command_line_and_offline(subject: Sub
 LONG = 400  # tokens: time enough to be killed in
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 def test_kill_9_of_its_worker_does_not_lose_the_job(subject: Subject, stage: str) -> None:
@@ -200,6 +201,7 @@ def test_kill_9_of_its_worker_does_not_lose_the_job(subject: Subject, stage: str
     assert client.artifact(job.id, "audio.wav") == client.artifact(undisturbed.id, "audio.wav")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
 def test_after_the_kills_everything_is_as_before(subject: Subject) -> None:
     for case in cases():

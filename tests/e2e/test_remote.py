@@ -182,6 +182,7 @@ def remote_chat(vllm_server: VllmServer, tmp_path: Path) -> Iterator[tuple[Clien
                     os.kill(pid, signal.SIGTERM)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_every_job_ends_once_whoever_is_killed(vllm_server: VllmServer, remote_chat: tuple[Client, int]) -> None:
     """kill -9 of the worker and of the server, each with answers under way: the jobs end once, as if nothing was."""

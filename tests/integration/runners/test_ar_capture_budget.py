@@ -14,6 +14,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, EngineDead, PayloadTooLarge
 from tests.oracles.ar import quiet, runner
+from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
@@ -36,7 +37,8 @@ async def thinker(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     """Its budget is set by each test, as ``budget_for``."""
     found = runner(tiny_checkpoint, "thinker", tmp_path_factory.mktemp("spool"))
     found.args = replace(found.args, capture_bytes=BUDGET)
-    await found.start()
+    with one_process_an_engine():
+        await found.start()
     yield found
     await found.close()
 
