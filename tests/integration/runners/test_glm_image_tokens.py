@@ -22,7 +22,7 @@ from tests.processes import one_process_an_engine
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import drawn, encoded, source_of
 from workers.models.glm_image.parameters import GenerateParameters
-from workers.models.glm_image.text2tokens import Text2TokensProcessor
+from workers.models.glm_image.processors import Text2TokensProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.prompts import OmniTokensPrompt

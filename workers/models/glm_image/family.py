@@ -73,19 +73,19 @@ GLM_IMAGE = Family(
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",
     processors={
         "pictures2sources": ProcessorDeclaration(
-            f"{_HERE}.pictures2sources:Pictures2SourcesProcessor",
+            f"{_HERE}.processors:Pictures2SourcesProcessor",
             "diffusion",
             parameters=f"{_HERE}.parameters:EncodeParameters",
         ),
         # A pipeline without the input of source pictures draws, and edits nothing.
         "text2tokens": ProcessorDeclaration(
-            f"{_HERE}.text2tokens:Text2TokensProcessor",
+            f"{_HERE}.processors:Text2TokensProcessor",
             "ar",
             may_consume=frozenset({"source_pictures"}),
             parameters=f"{_HERE}.parameters:GenerateParameters",
         ),
         "tokens2latents": ProcessorDeclaration(
-            f"{_HERE}.tokens2latents:Tokens2LatentsProcessor",
+            f"{_HERE}.processors:Tokens2LatentsProcessor",
             "diffusion",
             consumes=frozenset({"image_tokens"}),
             may_consume=frozenset({"source_pictures"}),

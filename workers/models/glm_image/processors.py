@@ -1,20 +1,43 @@
-"""The input processor ``text2tokens``: it makes the language model's prompt of a job's message and picture size."""
+"""The input processors of GLM-Image: of the stages that encode source pictures, write image tokens, and denoise."""
 
 import torch
 
-from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
-from workers.models.glm_image.parameters import GenerateParameters
-from workers.models.glm_image.prompts import GlmImagePromptRenderer
+from workers.models.glm_image.parameters import DenoiseParameters, EncodeParameters, GenerateParameters
+from workers.models.glm_image.prompts import GlmImagePromptRenderer, text_of
 from workers.models.glm_image.sources import Source, sources_of
+from workers.models.pictures.source import bytes_of, decoded_sources
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
 DEFAULT_SIDE = 1024
 """Pixels of a side that neither the job nor a source picture says."""
+
+
+class Pictures2SourcesProcessor:
+    """Decodes a message's pictures and leaves its text alone. Its name in a stage config is ``pictures2sources``.
+
+    A picture is taken as all media are: upright by its EXIF, on white where it is transparent, the first of several
+    frames, with 8 bits a channel; a colour profile is not applied.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Do nothing: pictures are decoded in the same way for all checkpoints."""
+
+    def __call__(self, stage_input: StageInput[EncodeParameters]) -> DiffusionPrompt[EncodeParameters]:
+        """Return the prompt, of ``pixels``, a list of uint8 [H, W, 3]: empty for a job that edits nothing.
+
+        Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, and
+        ConfigError without a media wall.
+        """
+        pixels = [bytes_of(picture) for picture in decoded_sources(stage_input)]
+        return DiffusionPrompt({"pixels": pixels}, {}, stage_input.parameters, stage_input.seed)
 
 
 class Text2TokensProcessor:
@@ -22,10 +45,8 @@ class Text2TokensProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the checkpoint's tokenizer. Raise ConfigError when there is no model or one of its files is wrong."""
-        if model is None:
-            raise ConfigError("processor text2tokens needs a model", field="processor", stage=stage.name)
         self._stage = stage
-        self._renderer = GlmImagePromptRenderer(model.path)
+        self._renderer = GlmImagePromptRenderer(needed_model(model, stage).path)
 
     def __call__(self, stage_input: StageInput[GenerateParameters]) -> OmniTokensPrompt:
         """Return the prompt, in which each source picture stands as the tokens that an earlier stage made of it.
@@ -56,6 +77,43 @@ class Text2TokensProcessor:
             ),
             seed=stage_input.seed,
             capture=stage_input.capture,
+        )
+
+
+class Tokens2LatentsProcessor:
+    """Adds the message's glyph texts and source pictures to the image tokens.
+
+    Its name in a stage config is ``tokens2latents``.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Note which stage writes the image tokens."""
+        self._stage = stage
+        self._generate = next(name for name, flow in stage.inputs.items() if flow == "image_tokens")
+
+    def __call__(self, stage_input: StageInput[DenoiseParameters]) -> DiffusionPrompt[DenoiseParameters]:
+        """Return the prompt, of ``token_ids`` int64 [h * w], ``height``, ``width`` and ``glyph_texts``.
+
+        Of the source pictures it has lists: ``source_ids``, each int64 [h, w], and ``source_latents``, each float
+        [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong.
+        """
+        information = stage_input.information(self._generate)
+        token_ids = information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1)
+        sources = sources_of(stage_input, self._stage)
+        return DiffusionPrompt(
+            {
+                "token_ids": to_torch(token_ids).clone(),  # a copy lets the payload's memory be freed
+                "source_ids": [source.token_ids for source in sources],
+                "source_latents": [source.latents for source in sources],
+            },
+            {
+                "height": information.value("height", int),
+                "width": information.value("width", int),
+                "glyph_texts": glyph_texts(text_of(stage_input.request)),
+            },
+            stage_input.parameters,
+            stage_input.seed,
+            stage_input.previews,
         )
 
 

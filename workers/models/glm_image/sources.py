@@ -49,9 +49,7 @@ def sources_of(stage_input: StageInput[Any], stage: StageConfig) -> list[Source]
     encode = next((name for name, flow in stage.inputs.items() if flow == "source_pictures"), None)
     if encode is None:
         return []
-    information = stage_input.upstream[encode].additional_information
-    if information is None:
-        raise PayloadCorrupt("missing", field="additional_information")
+    information = stage_input.information(encode)
     grids = to_torch(information.tensor("grids", dtypes=frozenset({"I64"}), rank=2))
     token_ids = to_torch(information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1))
     latents = to_torch(information.tensor("latents", dtypes=FLOATS, rank=2))

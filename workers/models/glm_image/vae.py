@@ -13,8 +13,7 @@ from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.pictures.diffusers_checkpoint import load_part
 from workers.models.pictures.dtypes import torch_dtype
-from workers.models.pictures.vae import LATENT, prompt_latents
-from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.models.pictures.vae import LATENT
 from workers.stages.engine_args import OmniModelConfig
 
 _FIELD = 8  # latents to a side of a field
@@ -46,17 +45,15 @@ def load_vae(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> GlmI
 
 
 class GlmImageVae:
-    """A ``PictureVae``. A prompt has a tensor ``latents`` float [C, h, w]."""
+    """A ``PictureVae``."""
+
+    sides = SIDES
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.channels: int = model.config.latent_channels
-
-    def latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
-        """Return a prompt's latents [C, h, w]. Raises ModelError naming ``latents`` if they do not fit."""
-        return prompt_latents(prompt, self.channels, SIDES)
 
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return the transformer's latents [B, C, h, w] as pixels [B, 3, 8 h, 8 w], about -1 to 1."""

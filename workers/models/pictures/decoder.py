@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from workers.models.pictures.tiles import STRIDE, TILE, Tiling
-from workers.models.pictures.vae import LATENT, PictureVae
+from workers.models.pictures.vae import LATENT, PictureVae, finite_floats
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
@@ -36,7 +36,7 @@ class PictureRow:
 
 
 class PictureDecoder:
-    """A ``DiffusionModel``. What a prompt has is up to the family's VAE, which reads its latents."""
+    """A ``DiffusionModel``. A prompt has a tensor ``latents``, float [C, h, w]."""
 
     def __init__(
         self, vae: PictureVae, whole_pixels: int | None = None, *, tile: int = TILE, stride: int = STRIDE
@@ -52,11 +52,11 @@ class PictureDecoder:
 
     def check(self, prompt: DiffusionPrompt[Any]) -> Cost:
         """Return the tiles of the picture. Raises ModelError naming the field that does not fit."""
-        return Cost(1, self._tiling(self._vae.latents_of(prompt)).count, None)
+        return Cost(1, self._tiling(self._latents_of(prompt)).count, None)
 
     def begin(self, prompt: DiffusionPrompt[Any]) -> PictureRow:
         """Return the row of a prompt, with no tile decoded."""
-        latents = self._vae.latents_of(prompt)
+        latents = self._latents_of(prompt)
         on_device = latents[None].to(self._vae.device, self._vae.dtype, copy=True)  # lets the payload's memory be freed
         return PictureRow(on_device, self._tiling(latents))
 
@@ -98,6 +98,15 @@ class PictureDecoder:
     def _pixels(self, latents: torch.Tensor, tiling: Tiling) -> torch.Tensor:
         rows, columns = (slice(each.start // LATENT, each.stop // LATENT) for each in tiling.next())
         return self._vae.pixels(latents[:, :, rows, columns])[0]
+
+    def _latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
+        channels, sides = self._vae.channels, self._vae.sides
+        return finite_floats(
+            prompt.tensors.get("latents"),
+            "latents",
+            lambda shape: len(shape) == 3 and shape[0] == channels and all(n * LATENT in sides for n in shape[1:]),
+            f"[{channels}, h, w] of a picture whose sides are a {sides}",
+        )
 
     def _tiling(self, latents: torch.Tensor) -> Tiling:
         height, width = (side * LATENT for side in latents.shape[1:])

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -20,8 +19,6 @@ class Latents2PixelsProcessor:
 
     def __call__(self, stage_input: StageInput[Any]) -> DiffusionPrompt[Any]:
         """Return the prompt, of ``latents`` float [C, h, w]. Raise PayloadCorrupt naming what is missing or wrong."""
-        information = stage_input.upstream[self._denoise].additional_information
-        if information is None:
-            raise PayloadCorrupt("missing", field="additional_information")
+        information = stage_input.information(self._denoise)
         latents = information.tensor("latents", dtypes=FLOATS, rank=3)
         return DiffusionPrompt({"latents": to_torch(latents)}, {}, stage_input.parameters, stage_input.seed)

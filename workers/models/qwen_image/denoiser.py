@@ -19,6 +19,7 @@ from workers.models.pictures.colours import Colours
 from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
 from workers.models.pictures.dtypes import denoising_dtype
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
+from workers.models.pictures.vae import finite_floats
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
 from workers.models.qwen_image.schedule import QwenSchedules
@@ -160,17 +161,9 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
         }
 
     def _check_embeds(self, embeds: object, name: str) -> None:
-        width = self._transformer.config.joint_attention_dim
-        if not isinstance(embeds, torch.Tensor):
-            raise ModelError("there are no embeddings", field=name)
-        if not embeds.is_floating_point():
-            raise ModelError(f"embeddings are floats, not {embeds.dtype}", field=f"{name}.dtype")
-        if embeds.ndim != 2 or embeds.shape[1] != width or not 1 <= len(embeds) <= self._max_text_tokens:
-            raise ModelError(
-                f"{list(embeds.shape)} where [1 … {self._max_text_tokens}, {width}] is due", field=f"{name}.shape"
-            )
-        if not bool(torch.isfinite(embeds).all()):
-            raise ModelError("an embedding is not finite", field=name)
+        width, most = self._transformer.config.joint_attention_dim, self._max_text_tokens
+        due = f"[1 … {most}, {width}]"
+        finite_floats(embeds, name, lambda shape: len(shape) == 2 and 1 <= shape[0] <= most and shape[1] == width, due)
 
     def _sources(self, prompt: DiffusionPrompt[_Parameters]) -> Sources | None:
         if self._edits:

@@ -30,7 +30,8 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 class StepParameters(StageParameters):
     """Parameters of the steps of a denoising, which solves an ODE from noise to latents by Euler's method."""
 
-    work: ClassVar[Mapping[str, int]] = {"steps": 50}
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
+    work: ClassVar[Mapping[str, int]] = {"steps": 50, "pixels": 1024 * 1024}
 
     steps: Annotated[int, Field(ge=1, le=200, description="steps from noise to the picture")] = 50
     true_cfg_scale: Annotated[
@@ -45,9 +46,6 @@ class StepParameters(StageParameters):
 
 class DrawParameters(StepParameters):
     """What a job may set for text-to-image: width and height, beside steps and guidance."""
-
-    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
-    work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
 
     width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
     height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 1328
@@ -66,9 +64,6 @@ _EditSide = Annotated[
 
 class EditParameters(StepParameters):
     """What a job may set for an edit: beside steps and guidance the size, which may be left to the pictures."""
-
-    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}
-    work: ClassVar[Mapping[str, int]] = {**StepParameters.work, "pixels": 1024 * 1024}
 
     width: _EditSide = None
     height: _EditSide = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.payloads import Payload
+from omni_jobs.payloads import AdditionalInformationPayload, Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts import load_renderer
@@ -16,7 +16,7 @@ from workers.models.qwen_image.size import Size, default_size, size_of_area
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
-from workers.stages.engine_args import OmniModelConfig
+from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
@@ -31,9 +31,10 @@ class DescribeProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model."""
-        renderer = None if model is None else load_renderer(model.family, model.path)
+        model = needed_model(model, stage)
+        renderer = load_renderer(model.family, model.path)
         if not isinstance(renderer, QwenImagePromptRenderer):
-            message = f"processor {stage.processor} needs a model of Qwen-Image's"
+            message = f"processor {stage.processor} is Qwen-Image's own"
             raise ConfigError(message, field="processor", stage=stage.name)
         self._renderer: QwenImagePromptRenderer = renderer
 
@@ -112,11 +113,8 @@ class EditProcessor:
         naming the key and the field that is missing or wrong, and ModelError.
         """
         parameters = stage_input.parameters
-        payload = stage_input.upstream[self._sources]
-        information = payload.additional_information
-        if information is None:
-            raise PayloadCorrupt("missing", field="additional_information", key=payload.key)
-        default = _default_size(payload)
+        information = stage_input.information(self._sources)
+        default = _default_size(information)
         return DiffusionPrompt(
             {
                 **_embeds_of(stage_input.upstream[self._embeds]),
@@ -148,11 +146,10 @@ def _input_of(stage: StageConfig, flow: str) -> str:
     return next(name for name, each in stage.inputs.items() if each == flow)
 
 
-def _default_size(payload: Payload) -> Size:
-    values = {} if payload.additional_information is None else payload.additional_information.values
-    sides = values.get("default_size")
+def _default_size(information: AdditionalInformationPayload) -> Size:
+    sides = information.values.get("default_size")
     try:
         height, width = sides if isinstance(sides, list) and len(sides) == 2 else (None, None)
         return Size.of({"height": height, "width": width})
     except ModelError as error:
-        raise PayloadCorrupt(error.message, field="values.default_size", key=payload.key) from None
+        raise PayloadCorrupt(error.message, field="values.default_size", key=information.key) from None

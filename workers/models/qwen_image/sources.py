@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from omni_jobs.errors import ModelError
+from workers.models.pictures.vae import finite_floats
 from workers.models.qwen_image.latents import TOKEN
 from workers.models.qwen_image.parameters import MOST_SOURCES, PATCH
 from workers.models.qwen_image.size import Size
@@ -32,16 +33,9 @@ class Sources(NamedTuple):
         Raises ModelError naming the one that is missing, does not fit or is not finite.
         """
         sizes = _sizes(prompt.values.get("source_sizes"))
-        tokens, due = prompt.tensors.get("source_tokens"), sum(size.tokens for size in sizes)
-        if not isinstance(tokens, torch.Tensor):
-            raise ModelError("there are no tokens of pictures to edit", field="source_tokens")
-        if not tokens.is_floating_point():
-            raise ModelError(f"tokens are floats, not {tokens.dtype}", field="source_tokens.dtype")
-        if tuple(tokens.shape) != (due, TOKEN):
-            raise ModelError(f"{list(tokens.shape)} where [{due}, {TOKEN}] is due", field="source_tokens.shape")
-        if not bool(torch.isfinite(tokens).all()):
-            raise ModelError("a token is not finite", field="source_tokens")
-        return cls(tokens, sizes)
+        due = sum(size.tokens for size in sizes), TOKEN
+        tokens = prompt.tensors.get("source_tokens")
+        return cls(finite_floats(tokens, "source_tokens", lambda shape: shape == due, str(list(due))), sizes)
 
 
 def _sizes(sizes: object) -> tuple[Size, ...]:

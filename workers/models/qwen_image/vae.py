@@ -12,10 +12,9 @@ from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.pictures.diffusers_checkpoint import load_part
 from workers.models.pictures.dtypes import torch_dtype
-from workers.models.pictures.vae import LATENT, prompt_latents
+from workers.models.pictures.vae import LATENT
 from workers.models.qwen_image.latents import CHANNELS
 from workers.models.qwen_image.parameters import SIDES
-from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
 
 _FIELD = 4  # latents to a side of a field
@@ -51,17 +50,15 @@ def load_vae(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Qwen
 
 
 class QwenImageVae:
-    """A ``PictureVae``. A prompt has a tensor ``latents`` float [16, H / 8, W / 8]."""
+    """A ``PictureVae``."""
+
+    channels = CHANNELS
+    sides = SIDES
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.channels = CHANNELS
-
-    def latents_of(self, prompt: DiffusionPrompt[Any]) -> torch.Tensor:
-        """Return a prompt's latents [16, H / 8, W / 8]. Raises ModelError naming ``latents`` if they do not fit."""
-        return prompt_latents(prompt, CHANNELS, SIDES)
 
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return normalized latents [B, 16, h, w] as pixels [B, 3, 8 h, 8 w], about -1 to 1."""

@@ -16,8 +16,7 @@ from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import encoded, source_of
 from workers.models.glm_image.ar_component import GENERATE
 from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters, GenerateParameters
-from workers.models.glm_image.text2tokens import Text2TokensProcessor
-from workers.models.glm_image.tokens2latents import Tokens2LatentsProcessor
+from workers.models.glm_image.processors import Text2TokensProcessor, Tokens2LatentsProcessor
 from workers.models.pictures.latents2pixels import Latents2PixelsProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
