@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Completion, NewWorker, ProgressReport, StoredArtifact
@@ -176,15 +176,22 @@ def evil() -> Iterator[int]:
     server.server_close()
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         missing("no chromium on this machine")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM)
-        yield browser.new_page()
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """With no cookie and no store of another test."""
+    with browser.new_context() as context:
+        yield context.new_page()
 
 
 FETCH = """async ([method, url, body]) => {
