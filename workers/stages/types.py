@@ -59,9 +59,10 @@ class StageInput(NamedTuple, Generic[Parameters]):
 
     def information(self, stage: str) -> AdditionalInformationPayload:
         """Return the additional information that an earlier stage left. Raises PayloadCorrupt if there is none."""
-        information = self.upstream[stage].additional_information
+        payload = self.upstream[stage]
+        information = payload.additional_information
         if information is None:
-            raise PayloadCorrupt("missing", field="additional_information", stage=stage)
+            raise PayloadCorrupt("missing", field="additional_information", key=payload.key, stage=stage)
         return information
 
     @contextmanager
