@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
 
-from omni_jobs.database.statement import Statement, prepares_nothing
+from omni_jobs.database.statement import Statement, begin_now, begin_with_first, prepare_nothing, prepares_nothing
 from omni_jobs.errors import ConfigError
 from omni_jobs.servers import check_host
 
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
 
+_SESSION = """
+-- A process that is stopped in the middle of a transaction must not hold its locks for ever.
+SET idle_in_transaction_session_timeout = '15s';
+SET lock_timeout = '10s';
+SET statement_timeout = '60s';
+-- The server keeps the plans of prepared statements, and a plan made while a table was small would scan all of it when
+-- it is large. Every statement here has its index; those that count have nothing to gain.
+SET enable_seqscan = off;
+SET jit = off;  -- a plan with a forbidden scan counts as dear, and would be compiled
+"""
 _BEGIN_WRITING = Statement(lambda _: text("BEGIN"))
 _BEGIN_READING = Statement(lambda _: text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
@@ -100,14 +110,11 @@ def _engine(url: URL, connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: psycopg.Connection[Any], record: object) -> None:
-        # A process that is stopped in the middle of a transaction must not hold its locks for ever.
-        connection.execute("SET idle_in_transaction_session_timeout = '15s'")
-        connection.execute("SET lock_timeout = '10s'")
-        connection.execute("SET statement_timeout = '60s'")
-        # The server keeps the plans of prepared statements, and a plan made while a table was small would scan
-        # all of it when it is large. Every statement here has its index; those that count have nothing to gain.
-        connection.execute("SET enable_seqscan = off")
-        connection.execute("SET jit = off")  # a plan with a forbidden scan counts as dear, and would be compiled
+        connection.execute(_SESSION)
+        # Behind a pooler the statement of a name may be another client's, because psycopg counts its names.
+        [(pid,)] = connection.execute("SELECT pg_backend_pid()")
+        if pid != connection.info.backend_pid:
+            prepare_nothing(engine.dialect)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -115,6 +122,10 @@ def _engine(url: URL, connections: int) -> Engine:
             raw: Any = connection.connection.dbapi_connection
             raw.prepare_threshold = None
         statement: Statement = connection.get_execution_options().get("omni_jobs_begin", _BEGIN_WRITING)
-        statement.run(connection, {})
+        begin_with_first(connection, statement)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def begin_before(connection: Connection, *call: object) -> None:
+        begin_now(connection)
 
     return engine

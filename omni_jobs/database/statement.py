@@ -21,13 +21,12 @@ one of SQLite has parameters that bear the names of the row's columns.
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakSet
 
-import xxhash
 from sqlalchemy import Connection, Dialect, Row, TextClause, exc, text
 
 from omni_jobs.database.tables import encode_json
@@ -40,20 +39,13 @@ _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
 _WORDS = Path(__file__).with_name("words.sql")
 AnyRow = Row[*tuple[Any, ...]]
 Rows = list[tuple[Any, ...]]
+_BEGIN = "omni_jobs_begin"  # the key of a connection's BEGIN that has not been sent
 _pooled: WeakSet[Dialect] = WeakSet()  # the dialects of engines behind a pooler
 
 
 class _Compiled(NamedTuple):
     text: str
-    parameters: tuple[str, ...]  # their names, in order
-
-
-class Prepared(NamedTuple):
-    """A statement that PostgreSQL prepares once in each session, and then executes by its name."""
-
-    name: str  # a hash of the text, so that two builds whose statements meet in one session agree
-    definition: str  # PREPARE …
-    parameters: tuple[str, ...]  # their names, in order
+    parameters: tuple[str, ...]  # their names in order, where the driver takes them so
 
 
 @cache
@@ -82,7 +74,7 @@ class Statement:
 
     def rows(self, tx: Connection, parameters: Mapping[str, Any]) -> Rows:
         """Execute the statement with parameters by name, and return its rows."""
-        cursor = self._execute(tx, parameters)
+        [cursor] = _execute(tx, [(self, parameters)])
         try:
             return cursor.fetchall()  # type: ignore[no-any-return]
         finally:
@@ -90,39 +82,20 @@ class Statement:
 
     def run(self, tx: Connection, parameters: Mapping[str, Any]) -> int:
         """Execute the statement with parameters by name, and return the number of rows that it changed."""
-        cursor = self._execute(tx, parameters)
+        [cursor] = _execute(tx, [(self, parameters)])
         try:
             return cursor.rowcount  # type: ignore[no-any-return]
         finally:
             cursor.close()
 
-    def _execute(self, tx: Connection, parameters: Mapping[str, Any]) -> Any:
-        compiled = self.compiled(tx.dialect)
-        is_named = tx.dialect.name == "postgresql"
-        given = parameters if is_named else [parameters[each] for each in compiled.parameters]
-        try:
-            cursor: Any = tx.connection.cursor()
-            cursor.execute(compiled.text, given)
-        except _errors(tx) as error:
-            _give_up(tx, compiled.text, error)
-        return cursor
-
     def compiled(self, dialect: Dialect) -> _Compiled:
         """Return the statement's text for the driver of this dialect, and the names of its parameters in order."""
-        return self._compiled.get(dialect.name) or self._compile(dialect.name, dialect)
-
-    def _compile(self, name: str, dialect: Dialect) -> _Compiled:
-        compiled: Any = self._of_dialect(dialect.name).compile(dialect=dialect)
-        self._compiled[name] = _Compiled(str(compiled), tuple(compiled.positiontup or compiled.params))
-        return self._compiled[name]
-
-    @cached_property
-    def prepared(self) -> Prepared:
-        """The statement's PREPARE command for PostgreSQL and the name it gives; all parameters are of type text."""
-        text, names = self._compile("prepared", _numbering())
-        name = f"omni_jobs_{xxhash.xxh3_128_hexdigest(text.encode())}"
-        types = f"({', '.join(['text'] * len(names))})" if names else ""
-        return Prepared(name, f"PREPARE {name}{types} AS {text}", names)
+        found = self._compiled.get(dialect.name)
+        if found is None:
+            compiled: Any = self._of_dialect(dialect.name).compile(dialect=dialect)
+            found = _Compiled(str(compiled), tuple(compiled.positiontup or ()))
+            self._compiled[dialect.name] = found
+        return found
 
 
 BoundStatement = tuple[Statement, Mapping[str, Any]]
@@ -206,54 +179,68 @@ def run_all(tx: Connection, work: Sequence[tuple[BulkStatement, Sequence[tuple[A
 
 
 def execute_pipelined(tx: Connection, calls: Sequence[BoundStatement]) -> list[Rows]:
-    """Execute statements in their order, and return the rows of each. On PostgreSQL they are one message.
+    """Execute statements in their order, and return the rows of each. On PostgreSQL that is one round trip.
 
-    Each must return rows, and each parameter must be text.
+    Each must return rows.
     """
-    if tx.dialect.name != "postgresql" or prepares_nothing(tx.dialect) or not calls:
+    if tx.dialect.name == "sqlite":
         return [statement.rows(tx, parameters) for statement, parameters in calls]
-    raw: Any = tx.connection.dbapi_connection
+    return [cursor.fetchall() for cursor in _execute(tx, calls)]
+
+
+def begin_with_first(tx: Connection, begin: Statement) -> None:
+    """Let PostgreSQL's ``BEGIN`` go out with the transaction's first statement, in its round trip."""
+    tx.info[_BEGIN] = begin
+
+
+def begin_now(tx: Connection) -> None:
+    """Send a ``BEGIN`` that still waits for the first statement, because SQLAlchemy executes it."""
+    if _BEGIN in tx.info:
+        _execute(tx, [])
+
+
+def _execute(tx: Connection, calls: Sequence[BoundStatement]) -> list[Any]:
+    """Execute statements with the database's own driver, and return its cursors."""
     try:
-        message = [_call(tx, raw, statement.prepared, parameters) for statement, parameters in calls]
-        with raw.cursor() as cursor:
-            cursor.execute(b"; ".join(message), prepare=False)
-            results = [cursor.fetchall()]
-            while len(results) < len(calls):
-                cursor.nextset()
-                results.append(cursor.fetchall())
-            return results
+        if tx.dialect.name == "sqlite":
+            return [_execute_on_sqlite(tx, *call) for call in calls]
+        return _execute_on_postgresql(tx, calls)
     except _errors(tx) as error:
-        _give_up(tx, "; ".join(statement.prepared.definition for statement, _ in calls), error)
+        _give_up(tx, "; ".join(statement.compiled(tx.dialect).text for statement, _ in calls), error)
+
+
+def _execute_on_sqlite(tx: Connection, statement: Statement, parameters: Mapping[str, Any]) -> Any:
+    compiled = statement.compiled(tx.dialect)
+    cursor: Any = tx.connection.cursor()
+    return cursor.execute(compiled.text, [parameters[each] for each in compiled.parameters])
+
+
+def _execute_on_postgresql(tx: Connection, calls: Sequence[BoundStatement]) -> list[Any]:
+    fairy = tx.connection
+    raw: Any = fairy.dbapi_connection
+    begin: Statement | None = fairy.info.pop(_BEGIN, None)
+    texts = [(statement.compiled(tx.dialect).text, parameters) for statement, parameters in calls]
+    if begin is None and len(texts) == 1:
+        return [raw.execute(*texts[0], prepare=True)]
+    with raw.pipeline():
+        if begin is not None:
+            raw.execute(begin.compiled(tx.dialect).text, prepare=True)
+        return [raw.execute(*each, prepare=True) for each in texts]
 
 
 def prepare_nothing(dialect: Dialect) -> None:
     """Stop preparing statements for the PostgreSQL engine of this dialect.
 
-    Call it when a pooler gives each transaction another session, which lacks the prepared statements.
+    Call it when a pooler gives each transaction another session, which has other prepared statements, or none.
     """
     if dialect not in _pooled:
-        logger.warning("a pooler stands before the database: nothing is prepared, statements go one by one")
+        logger.warning("a pooler stands before the database: nothing is prepared")
         _pooled.add(dialect)
 
 
 def prepares_nothing(dialect: Dialect) -> bool:
     """Return whether ``prepare_nothing`` was called for the engine of this dialect."""
     return dialect in _pooled
-
-
-def _call(tx: Connection, raw: Any, statement: Prepared, parameters: Mapping[str, str]) -> bytes:
-    """Return the EXECUTE command for this statement; prepare it first if this session has not."""
-    known: set[str] = tx.connection.info.setdefault("omni_jobs_prepared", set())
-    if statement.name not in known:
-        raw.execute(statement.definition, prepare=False)
-        known.add(statement.name)
-    call = b"EXECUTE " + statement.name.encode()
-    if not statement.parameters:
-        return call
-    from psycopg.pq import Escaping
-
-    escape = Escaping(raw.pgconn).escape_literal
-    return call + b"(" + b", ".join(bytes(escape(parameters[name].encode())) for name in statement.parameters) + b")"
 
 
 def _errors(tx: Connection) -> Any:
@@ -267,10 +254,3 @@ def _give_up(tx: Connection, text: str, error: Exception) -> NoReturn:
         # Let SQLAlchemy meet the lost connection, so that it gives up those of its pool.
         tx.exec_driver_sql("SELECT 1")
     raise exc.DBAPIError.instance(text, None, error, _errors(tx), dialect=dialect) from error
-
-
-@cache
-def _numbering() -> Dialect:
-    from sqlalchemy.dialects.postgresql.base import PGDialect  # takes long to load: SQLite does without
-
-    return PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]

@@ -2,9 +2,12 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +39,7 @@ MORE_SLOTS = of("UPDATE workers SET slots = slots + 1 WHERE id = :worker")
 HOST = of("SELECT host FROM workers WHERE id = :worker")
 SET_HOST = of("UPDATE workers SET host = :its_host WHERE id = :worker RETURNING slots")
 LOCKED = of("SELECT slots FROM workers WHERE id = :worker FOR UPDATE")
+WRONG_VALUE = of('SELECT 1 / (length(:value) - 41) AS "WRONG"')
 WRONG = of("SELECT 1 / (length(:zero) - 1)")
 
 
@@ -178,9 +182,7 @@ def test_a_lost_session_is_a_new_one_with_its_own_statements(database: Database,
 
 
 @postgresql_only
-def test_behind_a_pooler_statements_go_one_by_one(
-    database: Database, worker: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_behind_a_pooler_nothing_is_prepared(database: Database, worker: str, caplog: pytest.LogCaptureFixture) -> None:
     """Another session than the one that prepared them: a pooler's, between one transaction and the next."""
     these = {"worker": worker, "its_host": "y"}
     calls = [(LOCKED, these), (SET_HOST, these)]
@@ -192,7 +194,7 @@ def test_behind_a_pooler_statements_go_one_by_one(
             assert database.run(lambda tx: execute_pipelined(tx, calls)) == [[(0,)], [(0,)]]
             assert read(database, HOST, worker=worker) == [(host,)]
     assert [record.message for record in caplog.records if "pooler" in record.message] == [
-        "a pooler stands before the database: nothing is prepared, statements go one by one"
+        "a pooler stands before the database: nothing is prepared"
     ]
 
     def spoiled(tx: Connection) -> None:
@@ -217,7 +219,63 @@ def test_behind_a_pooler_psycopg_prepares_nothing_either(database: Database, wor
     assert database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()) == []
 
 
-def test_equal_statements_have_equal_names() -> None:
-    assert of("SELECT id, slots FROM workers ORDER BY id").prepared == SLOTS.prepared
-    assert HOST.prepared.name != SLOTS.prepared.name
-    assert len(HOST.prepared.name) < 64, "PostgreSQL would cut it off"
+@postgresql_only
+def test_a_session_that_is_not_the_one_it_says_is_a_poolers(
+    database: Database, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler names itself where a client asks whom to cancel; the statements of its sessions are many clients'."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    these = {"worker": worker, "its_host": "y"}
+    other = Database(database._engine.url.render_as_string(hide_password=False))
+    for _ in range(8):
+        assert other.run(lambda tx: execute_pipelined(tx, [(SET_HOST, these), (HOST, these)])) == [[(0,)], [("y",)]]
+    assert other.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()) == []
+    other.close()
+
+
+@postgresql_only
+def test_a_rollback_is_no_pooler(database: Database, worker: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Relies on psycopg deallocating all that is prepared with each."""
+    these = {"worker": worker, "its_host": "y"}
+    calls = [(SET_HOST, these), (HOST, these)]
+
+    def spoiled(tx: Connection) -> None:
+        execute_pipelined(tx, calls)
+        raise LookupError
+
+    for _ in range(8):
+        database.run(lambda tx: execute_pipelined(tx, calls))
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(LookupError):
+            database.run(spoiled)
+        for _ in range(2):
+            database.run(lambda tx: execute_pipelined(tx, calls))
+    assert caplog.records == []
+    assert database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()) != []
+
+
+@postgresql_only
+@pytest.mark.parametrize(("logged", "hidden"), [("all", "log_parameter_max_length = 0"), ("none", None)])
+def test_postgresqls_log_shows_statements_without_their_values(
+    database: Database, worker: str, logged: str, hidden: str | None
+) -> None:
+    url = database._engine.url
+    with psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False), autocommit=True) as tx:
+        for setting in (f"log_statement = '{logged}'", hidden):
+            if setting is not None:
+                tx.execute(f"ALTER DATABASE {url.database} SET {setting}")  # type: ignore[call-overload]
+        log = Path(str(tx.execute("SHOW data_directory").fetchall()[0][0])) / "server.log"
+    before = len(log.read_bytes())
+    secret = f"a-prompt-{uuid4().hex}"
+    these = {"worker": worker, "its_host": secret}
+    other = Database(url.render_as_string(hide_password=False))
+    for _ in range(8):  # prepared, and not yet
+        other.run(lambda tx: SET_HOST.rows(tx, these))
+        other.run(lambda tx: execute_pipelined(tx, [(SET_HOST, these), (HOST, these)]))
+        with pytest.raises(exc.DataError):
+            other.run(lambda tx: execute_pipelined(tx, [(HOST, these), (WRONG_VALUE, {"value": secret})]))
+    other.close()
+    found = log.read_bytes()[before:].decode()
+    assert "WRONG" in found
+    assert (found.count("UPDATE workers SET host") >= 16) == (logged == "all")
+    assert secret not in found

@@ -398,15 +398,16 @@ IN_ORDER = ("lease_and_suspect", "claim_next", "claim_next_high", "note_turn_of_
 
 def plan(tx: Connection, name: str, statement: Statement) -> str:
     """The database's plan for a statement; PostgreSQL's is the one that it would keep for any parameters."""
+    compiled = statement.compiled(tx.dialect)
     if tx.dialect.name == "sqlite":
-        compiled = statement.compiled(tx.dialect)
         rows = tx.exec_driver_sql(
             f"EXPLAIN QUERY PLAN {compiled.text}", tuple(PARAMETERS[each] for each in compiled.parameters)
         )
     else:
-        prepared = statement.prepared
-        tx.exec_driver_sql(prepared.definition.replace(prepared.name, name))
-        values = ", ".join(f"'{PARAMETERS[each]}'" for each in prepared.parameters)
+        names: dict[str, int] = {}  # as psycopg numbers them
+        numbered = re.sub(r"%\((\w+)\)s", lambda at: f"${names.setdefault(at[1], len(names) + 1)}", compiled.text)
+        tx.exec_driver_sql(f"PREPARE {name} AS {numbered}")
+        values = ", ".join(f"'{PARAMETERS[each]}'" for each in names)
         rows = tx.exec_driver_sql(f"EXPLAIN EXECUTE {name}({values})")
     return "\n".join(row[-1] for row in rows)
 
