@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.services import database
 from omni_jobs.database.database import Database
+from omni_jobs.identity import DEFAULT_TENANT
 from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Claim, Completion, Jobs, NewJob, NewWorker, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
@@ -17,7 +18,6 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import Priority
 from omni_jobs.requests import admit
 from omni_jobs.settings import Settings
-from omni_jobs.views import DEFAULT_TENANT
 
 __all__ = ["LEASE_S", "EchoJobs", "complete", "empty_database", "worker"]
 

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.media.audio import decode_audio
 from omni_jobs.media.image import decode_image, probe_image
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.settings import Settings
 

@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from omni_jobs.identity import DEFAULT_TENANT
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
-
-DEFAULT_TENANT = "default"
-"""The tenant of a job whose submit names none."""
 
 
 class _View(BaseModel):

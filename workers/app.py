@@ -10,10 +10,10 @@ from omni_jobs.broker.doorbell import TASK
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import read_settings
-from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
 from workers.consumer.kombu_hooks import guard_banner
 from workers.consumer.log_lines import show_printable_lines
+from workers.consumer.queue_option import check_command_line
 
 try:
     settings = read_settings(lambda line: print(f"celery worker: {line}", file=sys.stderr))

@@ -4,7 +4,7 @@ import base64
 import struct
 from typing import Any
 
-from omni_jobs.views import DEFAULT_TENANT
+from omni_jobs.identity import DEFAULT_TENANT
 
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
 _WAV = base64.b64encode(

@@ -8,6 +8,7 @@ from omni_jobs.api.needs import Administrator
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.database.clock import as_datetime
 from omni_jobs.http.error_answers import errors
+from omni_jobs.identity import StageId
 from omni_jobs.views import CalibrationView, StagePauseView
 
 router = APIRouter(prefix="/v1", tags=["stages"])
@@ -26,7 +27,7 @@ def pause_stage(caller: Administrator, name: str, stage: str, services: Services
 def resume_stage(caller: Administrator, name: str, stage: str, services: ServicesDep) -> StagePauseView:
     """Resume a stage: its workers claim again from their next heartbeat on. Resuming it again changes nothing."""
     answer = _changed(services, name, stage, services.jobs.resume)
-    services.relay.ring([services.pipelines.named(name).queue(stage)])
+    services.relay.ring([services.pipelines.named(name).stage_id(stage).queue])
     return answer
 
 
@@ -41,9 +42,8 @@ def list_calibrations(caller: Administrator, services: ServicesDep) -> list[Cali
     return list(services.jobs.calibrations())
 
 
-def _changed(services: Services, name: str, stage: str, change: Callable[[str, str], None]) -> StagePauseView:
+def _changed(services: Services, name: str, stage: str, change: Callable[[StageId], None]) -> StagePauseView:
     """Change a stage's pause, and return it. Raises NotFound for a pipeline or a stage that is not served."""
-    services.pipelines.named(name, field="name").stage(stage)
-    change(name, stage)
+    change(services.pipelines.named(name, field="name").stage_id(stage))
     paused_at = services.jobs.paused_stages().get((name, stage))
     return StagePauseView(pipeline=name, stage=stage, paused_at=None if paused_at is None else as_datetime(paused_at))

@@ -163,9 +163,9 @@ def worker(
       omni-jobs worker --pipeline qwen2_5_omni --stage thinker
       CUDA_VISIBLE_DEVICES=1 omni-jobs worker -p qwen2_5_omni -s talker --slot talker-2@%h
     """
+    from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, as_shell_line, check_worker_installed, worker_command
     from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import read_settings
-    from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, as_shell_line, check_worker_installed, worker_command
 
     configs = read_settings().resolved_stage_configs
     config = load_pipelines(configs).named(pipeline, field="pipeline")

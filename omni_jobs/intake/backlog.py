@@ -19,7 +19,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import DatabaseUnavailable, LimitReached, TooManyJobs, TooManyRunningJobs
-from omni_jobs.tenants.limits import NO_LIMITS, Limits
+from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
+from omni_jobs.identity import DEFAULT_TENANT
 from omni_jobs.intake.admissions import Admissions, without_frames
 from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.intake.room import Room
@@ -26,8 +27,7 @@ from omni_jobs.priority import Priority
 from omni_jobs.requests import AdmittedRequest, Media, cost_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
-from omni_jobs.tenants.limits import NO_LIMITS, Limits
-from omni_jobs.views import DEFAULT_TENANT
+from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.requests import AdmittedRequest, check_deadline
 from omni_jobs.settings import Settings
-from omni_jobs.tenants.limits import Limits
+from omni_jobs.tenants.tenant_limits import Limits
 from omni_jobs.views import JobView
 
 _TenantKey = tuple[str, str]  # a pipeline and a tenant

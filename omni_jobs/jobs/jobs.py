@@ -11,6 +11,7 @@ from itertools import count
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Fenced, OmniJobsError
+from omni_jobs.identity import StageId
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.keep import garbage, prune, stored_bytes
@@ -255,16 +256,16 @@ class Jobs:
 
     # A stage's pause.
 
-    def pause(self, pipeline: str, stage: str) -> None:
+    def pause(self, stage: StageId) -> None:
         """Pause a stage, unless it is: its workers claim nothing more, each after its next renewal at the latest.
 
         What they run goes on, and so do deadlines. Stages need no row, so the caller checks that there is such a stage.
         """
-        self._db.run(lambda tx: pause.pause(tx, pipeline, stage))
+        self._db.run(lambda tx: pause.pause(tx, stage))
 
-    def resume(self, pipeline: str, stage: str) -> None:
+    def resume(self, stage: StageId) -> None:
         """End a stage's pause, if there is one. The caller rings the stage's queue."""
-        self._db.run(lambda tx: pause.resume(tx, pipeline, stage))
+        self._db.run(lambda tx: pause.resume(tx, stage))
 
     def paused_stages(self) -> Mapping[tuple[str, str], float]:
         """Return when each paused stage was paused, in seconds since 1970, by (pipeline, stage)."""

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.identity import DEFAULT_TENANT
 from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
-from omni_jobs.views import DEFAULT_TENANT
 
 MOST_RESULT_BYTES = 256 << 20
 """The most bytes of a stage's result, because it stands in SQL, whose own limit would fail a whole transaction."""

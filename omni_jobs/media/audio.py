@@ -16,7 +16,7 @@ from omni_jobs.media.mono import mono
 from omni_jobs.media.sound import Sound, opened_sound
 
 if TYPE_CHECKING:
-    from omni_jobs.media.limits import MediaLimits
+    from omni_jobs.media.media_limits import MediaLimits
 
 MIN_S = 0.1
 _LOUDEST = 100.0  # full scale is 1; samples far beyond it are no audio

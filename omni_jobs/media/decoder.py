@@ -23,7 +23,7 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 # The fork server imports these modules, so that a new decoder starts at once.
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.shared_memory import KEPT_BYTES
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 

@@ -20,7 +20,7 @@ from omni_jobs.media.formats import KNOWN, format_of
 from omni_jobs.media.info import ImageInfo
 
 if TYPE_CHECKING:
-    from omni_jobs.media.limits import MediaLimits
+    from omni_jobs.media.media_limits import MediaLimits
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "AVIF", "TIFF", "BMP")
 # A TIFF's codings that are read; the others are rare, and their decoders old.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from omni_jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from omni_jobs.media.limits import MediaLimits
+    from omni_jobs.media.media_limits import MediaLimits
 
 _MOST_BYTES = 64 << 20  # of an upload, where no limits are given
 _LARGE = 0x7FFF_0000  # sizes from here on are the largest that fit, less some header

@@ -23,7 +23,7 @@ from omni_jobs.media.sample_data import true_length
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-    from omni_jobs.media.limits import MediaLimits
+    from omni_jobs.media.media_limits import MediaLimits
 
 BLOCK = 1 << 16
 """Frames that a block of samples has, but for the last; a frame is a sample of each channel."""

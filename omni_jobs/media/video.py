@@ -28,7 +28,7 @@ from omni_jobs.media.mp4 import check_index
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-    from omni_jobs.media.limits import MediaLimits
+    from omni_jobs.media.media_limits import MediaLimits
 
 # The frames that Qwen2.5-Omni sees. Frames of more pixels are scaled down while decoding, to the size that the model's
 # processor would choose.

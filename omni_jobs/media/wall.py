@@ -29,7 +29,7 @@ from omni_jobs.errors import DecodersUnavailable, InvalidRequest, OmniJobsError,
 from omni_jobs.media.formats import Kind
 from omni_jobs.media.host_process import HostProcess
 from omni_jobs.media.info import SAMPLING_RATE, AudioInfo, ImageInfo, MediaInfo, VideoInfo
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.shared_memory import KEPT_BYTES, Exchange, MemoryFile
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.declarations import ComponentDeclaration
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.flows import flow
-from omni_jobs.pipelines.limits import INPUT_PIXELS
 from omni_jobs.pipelines.outputs import output
+from omni_jobs.pipelines.parameter_limits import INPUT_PIXELS
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import check_there, named_class
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig

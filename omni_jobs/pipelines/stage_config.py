@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from omni_jobs.errors import ConfigError, NotFound
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.pipelines.declarations import (
     ComponentDeclaration,
     Family,
@@ -25,7 +26,7 @@ from omni_jobs.pipelines.declarations import (
 )
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.flows import Dialect, Flow, flow
-from omni_jobs.pipelines.limits import INPUT_PIXELS, Beyond, Bounds, Limit, beyond, own_bounds
+from omni_jobs.pipelines.parameter_limits import INPUT_PIXELS, Beyond, Bounds, Limit, beyond, own_bounds
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from omni_jobs.retry import RetryLimits
@@ -256,9 +257,18 @@ class Pipeline(_Frozen):
             known = ", ".join(self.stages)
             raise NotFound(f"pipeline {self.name} has no stage {name!r}; it has {known}", field="stage") from None
 
+    @cached_property
+    def id(self) -> PipelineId:
+        """The pipeline's identity."""
+        return PipelineId(self.name, self.digest)
+
+    def stage_id(self, stage: str) -> StageId:
+        """Return the identity of a stage. Raises NotFound."""
+        return StageId(self.id, self.stage(stage).name)
+
     def queue(self, stage: str) -> str:
-        """Return the name of a stage's Celery queue, ``PIPELINE.STAGE``. Raises NotFound."""
-        return f"{self.name}.{self.stage(stage).name}"
+        """Return the name of a stage's Celery queue. Raises NotFound."""
+        return self.stage_id(stage).queue
 
     def successors(self, stage: str) -> tuple[str, ...]:
         """Return the names of the stages that take this stage's payload, whether or not a job runs them."""

@@ -13,7 +13,7 @@ from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
 from omni_jobs.media.formats import Kind
 from omni_jobs.media.info import ImageInfo
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.pipelines.limits import INPUT_PIXELS
+from omni_jobs.pipelines.parameter_limits import INPUT_PIXELS
 from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, TextPart, VideoPart
 from omni_jobs.requests.json_body import SLICE, Long
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from omni_jobs.stack.cores import use_batch_policy
+from omni_jobs.cores import use_batch_policy
 
 VALKEY, API, RESCUER = "valkey", "api", "rescuer"  # the names of three children; all others are workers
 

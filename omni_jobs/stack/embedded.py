@@ -21,20 +21,20 @@ from typing import Self
 
 from pydantic import SecretStr
 
+from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
+from omni_jobs.cores import threads_per_engine
 from omni_jobs.errors import ConfigError, PluginBroken, StackError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts import checkpoint_of, load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildState, ChildView
-from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
 from omni_jobs.stack.listener import base_url, open_listener
 from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
-from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
 from omni_jobs.storage import open_store
 
 logger = logging.getLogger(__name__)

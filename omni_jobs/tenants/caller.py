@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from omni_jobs.tenants.limits import NO_LIMITS, Limits
-from omni_jobs.views import DEFAULT_TENANT
+from omni_jobs.identity import DEFAULT_TENANT
+from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
 
 
 class Scope(StrEnum):

@@ -18,7 +18,7 @@ from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, TenantRow
 from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, NotFound
 from omni_jobs.tenants.caller import Caller, Scope
-from omni_jobs.tenants.limits import Limits
+from omni_jobs.tenants.tenant_limits import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.database.tables import ApiKeyRow, SessionRow, TenantRow
 from omni_jobs.errors import Unauthenticated
 from omni_jobs.tenants.caller import Caller, Scope
-from omni_jobs.tenants.limits import Limits
+from omni_jobs.tenants.tenant_limits import Limits
 
 LONGEST_S: Final = 12 * 3600.0
 MOST_OF_A_KEY: Final = 100  # one more ends the oldest

@@ -14,7 +14,7 @@ from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow
 from omni_jobs.database.tenant_tables import TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
-from omni_jobs.tenants.limits import Limits, check_limits, check_name, check_weight
+from omni_jobs.tenants.tenant_limits import Limits, check_limits, check_name, check_weight
 
 
 class TenantView(BaseModel):

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from omni_jobs.views import DEFAULT_TENANT
+from omni_jobs.identity import DEFAULT_TENANT
 from tests.chaos.stack import ASKING, MAX_PAYLOAD_BYTES, TENANT_HEADER, WEIGHTS
 
 __all__ = ["Abilities", "Client", "Clients", "Record"]

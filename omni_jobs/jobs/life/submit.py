@@ -15,6 +15,7 @@ from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import Statements, listed
 from omni_jobs.database.tables import JobRow, encode_json
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError, Unauthenticated
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.life.successors import QUOTA
 from omni_jobs.jobs.order import quota
@@ -73,7 +74,7 @@ def prepare(job: NewJob) -> PreparedJob:
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
     stages = tuple(stage.name for stage in job.stages)
-    wish = Wish(job.pipeline, job.tenant, job.priority, job.pipeline_digest, stages, job.cost)
+    wish = Wish(PipelineId(job.pipeline, job.pipeline_digest), job.tenant, job.priority, stages, job.cost)
     values = _job_values(job)
     stored = len(values[_REQUEST]) + len(values[_METADATA])
     stored += stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))

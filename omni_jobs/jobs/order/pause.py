@@ -4,21 +4,22 @@ Stage runs in flight go on, deadlines too. A claim itself knows nothing of pause
 heartbeat.
 """
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, select
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert_unless_there import insert_unless_there
 from omni_jobs.database.tables import PausedStageRow
+from omni_jobs.identity import StageId
 
 
-def pause(tx: Connection, pipeline: str, stage: str) -> None:
+def pause(tx: Connection, stage: StageId) -> None:
     """Pause a stage. A stage that is paused already keeps the time of its first pause."""
-    insert_unless_there(tx, PausedStageRow, pipeline=pipeline, stage=stage, at=now())
+    insert_unless_there(tx, PausedStageRow, pipeline=stage.pipeline.name, stage=stage.stage, at=now())
 
 
-def resume(tx: Connection, pipeline: str, stage: str) -> None:
+def resume(tx: Connection, stage: StageId) -> None:
     """End a stage's pause, if there is one."""
-    tx.execute(delete(PausedStageRow).where(PausedStageRow.pipeline == pipeline, PausedStageRow.stage == stage))
+    tx.execute(delete(PausedStageRow).where(*_is_of(stage)))
 
 
 def paused_stages(tx: Connection) -> dict[tuple[str, str], float]:
@@ -27,7 +28,11 @@ def paused_stages(tx: Connection) -> dict[tuple[str, str], float]:
     return {(row.pipeline, row.stage): row.at for row in rows}
 
 
-def is_paused(tx: Connection, pipeline: str, stage: str) -> bool:
+def is_paused(tx: Connection, stage: StageId) -> bool:
     """Return whether a stage is paused."""
-    is_it = exists().where(PausedStageRow.pipeline == pipeline, PausedStageRow.stage == stage)
-    return bool(tx.execute(select(is_it)).scalar_one())
+    return bool(tx.execute(select(exists().where(*_is_of(stage)))).scalar_one())
+
+
+def _is_of(stage: StageId) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the conditions on the row of a stage's pause, which holds for all versions of its pipeline."""
+    return PausedStageRow.pipeline == stage.pipeline.name, PausedStageRow.stage == stage.stage

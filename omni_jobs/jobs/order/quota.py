@@ -25,6 +25,7 @@ from sqlalchemy import Connection, select
 from omni_jobs.database.statement import Statements, execute_pipelined, listed
 from omni_jobs.database.tables import decode_json
 from omni_jobs.database.tenant_tables import QuotaJobRow
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.order.turns import Lines, next_turn
 from omni_jobs.jobs.order.virtual_times import Wish, virtual_times
 from omni_jobs.priority import Priority
@@ -125,8 +126,8 @@ def _give_turns(tx: Connection, tenant: _Tenant, costs: Mapping[str, float]) -> 
     for job_id, rows in stages.items():
         _, pipeline, digest, priority = rows[0]
         names = tuple(name for name, *_ in rows)
-        wishes[job_id] = Wish(pipeline, tenant.name, Priority(priority), digest, names, costs[job_id])
-    pipelines = sorted({wish.pipeline for wish in wishes.values()})
+        wishes[job_id] = Wish(PipelineId(pipeline, digest), tenant.name, Priority(priority), names, costs[job_id])
+    pipelines = sorted({wish.pipeline.name for wish in wishes.values()})
     for pipeline, *turns in _sql["turns_of"].rows(tx, {"tenant": tenant.name, "ids": listed(pipelines)}):
         lines = tenant.lines.setdefault(pipeline, Lines())
         tenant.lines[pipeline] = Lines(*map(max, astuple(lines), turns))
@@ -135,7 +136,7 @@ def _give_turns(tx: Connection, tenant: _Tenant, costs: Mapping[str, float]) -> 
         (
             job_id,
             next_turn(
-                tenant.lines.setdefault(wish.pipeline, Lines()),
+                tenant.lines.setdefault(wish.pipeline.name, Lines()),
                 times[wish.line],
                 wish.priority,
                 tenant.weight,

@@ -30,7 +30,7 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
     The rows of the tenants' turns stay locked until the transaction's end. Every transaction locks them in the same
     order, and before it locks anything else that another submit might wait for.
     """
-    wanted = sorted({(wish.pipeline, wish.tenant) for wish in wishes})
+    wanted = sorted({(wish.pipeline.name, wish.tenant) for wish in wishes})
     lock = (
         _sql["lock_turns"],
         {"ids": listed({pipeline for pipeline, _ in wanted}), "keys": listed({tenant for _, tenant in wanted})},
@@ -50,7 +50,7 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
         0
         if wish.tenant in limited
         else next_turn(
-            lines[wish.pipeline, wish.tenant],
+            lines[wish.pipeline.name, wish.tenant],
             times[wish.line],
             wish.priority,
             weight_of.get(wish.tenant, 1.0),

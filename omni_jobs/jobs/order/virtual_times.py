@@ -6,30 +6,26 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from omni_jobs.database.statement import Statements, execute_pipelined
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.priority import Priority
 
 _sql = Statements(__file__)
-_LineKey = tuple[str, str, tuple[str, ...]]
+_LineKey = tuple[PipelineId, tuple[str, ...]]
 
 
 class Wish(NamedTuple):
     """A job that wants a turn."""
 
-    pipeline: str
+    pipeline: PipelineId
     tenant: str
     priority: Priority
-    pipeline_digest: str
     stages: tuple[str, ...]  # the names of its stages
     cost: float = 1.0  # 1: a plain job's
 
     @property
     def line(self) -> _LineKey:
         """What tells the virtual time that the job is measured by from others."""
-        return self.pipeline, self.pipeline_digest, self.stages
-
-    def of_stage(self, stage: str) -> dict[str, str]:
-        """Return the parameters that name the stage's line of queued stage runs."""
-        return {"pipeline": self.pipeline, "stage": stage, "digest": self.pipeline_digest}
+        return self.pipeline, self.stages
 
 
 def virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_LineKey, int]:
@@ -37,8 +33,8 @@ def virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_LineKey, int]
     times: dict[_LineKey, int] = {}
     lines = {wish.line: wish for wish in wishes}
     for line, wish in lines.items():
-        first = [(_sql["first_turn"], wish.of_stage(stage)) for stage in wish.stages]
-        pipeline = {"pipeline": wish.pipeline}
+        first = [(_sql["first_turn"], StageId(wish.pipeline, stage).columns) for stage in wish.stages]
+        pipeline = {"pipeline": wish.pipeline.name}
         *heads, [(claimed,)] = execute_pipelined(tx, [*first, (_sql["claimed_turn"], pipeline)])
         reached: list[int] = [turn for rows in heads for (turn,) in rows]
         if claimed is not None:

@@ -1,6 +1,6 @@
 -- first_turn: the lowest turn of a stage's line.
 SELECT turn FROM stage_runs
-WHERE pipeline = :pipeline AND stage = :stage AND pipeline_digest = :digest AND state = 'queued' AND due <= {now}
+WHERE pipeline = :pipeline AND stage = :stage AND pipeline_digest = :pipeline_digest AND state = 'queued' AND due <= {now}
 ORDER BY turn LIMIT 1
 
 -- claimed_turn: how far the pipeline's workers have got.

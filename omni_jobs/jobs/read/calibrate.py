@@ -13,10 +13,10 @@ from sqlalchemy import Connection, case, delete, func, select, update
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert_unless_there import insert_unless_there
 from omni_jobs.database.tables import CalibrationRow, EstimateRow, StageRunRow, WorkerRow
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.order.pause import is_paused
 from omni_jobs.jobs.read import estimates, line
 from omni_jobs.jobs.read.estimates import FIRST_FACTORS, RECENT, Interval, Tails
-from omni_jobs.jobs.read.line import Line
 from omni_jobs.states import StageRunState
 from omni_jobs.views import CalibrationView
 
@@ -30,7 +30,7 @@ _SAMPLED_AT_MOST = 4  # of a long line, in a round
 _OPEN = EstimateRow.waited_s.is_(None)
 
 
-def lines(tx: Connection) -> list[Line]:
+def lines(tx: Connection) -> list[StageId]:
     """Return the lines with work for ``calibrate``: in which stage runs wait for live workers, or waits may have ended.
 
     An idle system has none, so that it writes nothing.
@@ -38,28 +38,31 @@ def lines(tx: Connection) -> list[Line]:
     served = select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest).where(
         WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True)
     )
-    found = {each for row in tx.execute(served.distinct()) if line.length(tx, each := Line(*row))}
-    stages = {(each.pipeline, each.stage) for each in found}
+    serving = [StageId(PipelineId(name, digest), stage) for name, stage, digest in tx.execute(served.distinct())]
+    found = {each for each in serving if line.length(tx, each)}
+    stages = {(each.pipeline.name, each.stage) for each in found}
     waiting = tx.execute(select(EstimateRow.pipeline, EstimateRow.stage).where(_OPEN).distinct())
-    return sorted([*found, *(Line(*row, "") for row in waiting if tuple(row) not in stages)])
+    return sorted(
+        [*found, *(StageId(PipelineId(name, ""), stage) for name, stage in waiting if (name, stage) not in stages)]
+    )
 
 
-def calibrate(tx: Connection, each: Line) -> None:
+def calibrate(tx: Connection, each: StageId) -> None:
     """Note which waits of a line's stage have ended, adapt its factors, and make estimates for a few that wait.
 
     Do nothing while another process does it.
     """
-    stage: dict[str, Any] = {"pipeline": each.pipeline, "stage": each.stage}
+    stage: dict[str, Any] = {"pipeline": each.pipeline.name, "stage": each.stage}
     first = {"low_factor": FIRST_FACTORS.low, "high_factor": FIRST_FACTORS.high}
     tails = {"low_tail": Tails().low, "high_tail": Tails().high}
     insert_unless_there(tx, CalibrationRow, **stage, **first, **tails)
-    is_stage = (CalibrationRow.pipeline == each.pipeline, CalibrationRow.stage == each.stage)
+    is_stage = (CalibrationRow.pipeline == each.pipeline.name, CalibrationRow.stage == each.stage)
     mine = tx.execute(
         select(CalibrationRow.low_tail, CalibrationRow.high_tail).where(*is_stage).with_for_update(skip_locked=True)
     ).one_or_none()
     if mine is None:
         return
-    if is_paused(tx, each.pipeline, each.stage):  # its waits depend on who paused it alone
+    if is_paused(tx, each):  # its waits depend on who paused it alone
         tx.execute(delete(EstimateRow).where(*_is_of(each), _OPEN))
         return
     adapted = _settle(tx, each, Tails(*mine))
@@ -99,7 +102,7 @@ def calibrations(tx: Connection) -> list[CalibrationView]:
     ]
 
 
-def _settle(tx: Connection, each: Line, tails: Tails) -> Tails:
+def _settle(tx: Connection, each: StageId, tails: Tails) -> Tails:
     """Note the waits that have ended, drop those that never will by a claim, and return the tails after them."""
     columns = (EstimateRow.id, EstimateRow.at, EstimateRow.low_s, EstimateRow.high_s)
     waiting = select(*columns, StageRunRow.state, StageRunRow.started_at)
@@ -117,7 +120,7 @@ def _settle(tx: Connection, each: Line, tails: Tails) -> Tails:
     return tails
 
 
-def _ratios(tx: Connection, each: Line) -> list[float]:
+def _ratios(tx: Connection, each: StageId) -> list[float]:
     """Return the ratios of the stage's newest estimates; a wait that is longer than was told counts as far as it is."""
     elapsed = now() - EstimateRow.at
     newest = _of(select(EstimateRow.point_s, func.coalesce(EstimateRow.waited_s, elapsed).label("waited_s")), each)
@@ -126,7 +129,7 @@ def _ratios(tx: Connection, each: Line) -> list[float]:
     return [estimates.ratio(row.waited_s, row.point_s) for row in rows]
 
 
-def _sample(tx: Connection, each: Line, count: int) -> None:
+def _sample(tx: Connection, each: StageId, count: int) -> None:
     """Keep the estimates of the line's last stage run and of one to five random ones, more of a long line.
 
     The more estimates of the stage are kept whose wait has not ended, the less often any are added.
@@ -143,7 +146,7 @@ def _sample(tx: Connection, each: Line, count: int) -> None:
                 tx,
                 EstimateRow,
                 stage_run_id=standing.stage_run_id,
-                pipeline=each.pipeline,
+                pipeline=each.pipeline.name,
                 stage=each.stage,
                 at=now(),
                 point_s=wait.point_s,
@@ -152,16 +155,16 @@ def _sample(tx: Connection, each: Line, count: int) -> None:
             )
 
 
-def _prune(tx: Connection, each: Line) -> None:
+def _prune(tx: Connection, each: StageId) -> None:
     """Delete the stage's estimates but the newest KEPT."""
     last = _of(select(EstimateRow.id), each).order_by(EstimateRow.id.desc()).offset(KEPT).limit(1)
     tx.execute(delete(EstimateRow).where(*_is_of(each), EstimateRow.id <= last.scalar_subquery()))
 
 
-def _is_of(each: Line) -> tuple[Any, Any]:
-    return EstimateRow.pipeline == each.pipeline, EstimateRow.stage == each.stage
+def _is_of(each: StageId) -> tuple[Any, Any]:
+    return EstimateRow.pipeline == each.pipeline.name, EstimateRow.stage == each.stage
 
 
-def _of(query: Any, each: Line) -> Any:
+def _of(query: Any, each: StageId) -> Any:
     """Return the query, of estimates of the line's stage alone."""
     return query.where(*_is_of(each))

@@ -1,6 +1,7 @@
-"""A stage's line: what stands before a queued stage run, how fast the workers take it on, and how long that takes.
+"""The line of a stage: its queued stage runs of one pipeline file, in the order of ``(turn, id)``.
 
-Each read costs a few lookups in indexes, however long the line is: at most ``COUNTED`` of its stage runs are counted.
+What stands before a stage run, how fast the workers take the line on, and how long that takes. Each read costs a few
+lookups in indexes, however long the line is: at most ``COUNTED`` of its stage runs are counted.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,12 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, func, select, tu
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import CalibrationRow, JobRow, StageRunRow, WorkerRow, state_is, state_seen
+from omni_jobs.identity import StageId
 from omni_jobs.jobs.read.estimates import FIRST_FACTORS, Factors, Interval, expected_s, interval
 from omni_jobs.states import JobState, StageRunState
 
 COUNTED = 500
 """The number of stage runs, from the beginning of a line, that are counted for one that stands behind them."""
-
-
-class Line(NamedTuple):
-    """A stage's queued stage runs of one pipeline file, in the order of ``(turn, id)``."""
-
-    pipeline: str
-    stage: str
-    pipeline_digest: str
 
 
 class QueuedRun(NamedTuple):
@@ -142,30 +136,30 @@ _LAST_STANDING = _standing.where(*_IN_LINE).order_by(*(each.desc() for each in _
 _LENGTH = select(func.count()).select_from(select(StageRunRow.id).where(*_IN_LINE).limit(COUNTED).subquery())
 
 
-def place(tx: Connection, line: Line, standing: QueuedRun) -> Place:
+def place(tx: Connection, line: StageId, standing: QueuedRun) -> Place:
     """Return what stands before a stage run in its line.
 
     Behind those that are counted, others are assumed to stand as close to each other as they do.
     """
-    row = tx.execute(_BEFORE, line._asdict() | standing._asdict()).one()
+    row = tx.execute(_BEFORE, line.columns | standing._asdict()).one()
     before = float(row.all)
     if row.all == COUNTED and row.last_turn > row.first_turn:
         before *= max(1.0, (standing.turn - row.first_turn) / (row.last_turn - row.first_turn))
     return Place(before, row.high)
 
 
-def position(tx: Connection, line: Line, standing: QueuedRun, tenant: str) -> Position:
+def position(tx: Connection, line: StageId, standing: QueuedRun, tenant: str) -> Position:
     """Return how many stage runs of its tenant stand before a stage run in its line, COUNTED at the most.
 
     At most COUNTED queued jobs of the tenant and as many that are in progress are looked at, the oldest.
     """
-    row = tx.execute(_OWN, line._asdict() | standing._asdict() | {"tenant": tenant}).one()
+    row = tx.execute(_OWN, line.columns | standing._asdict() | {"tenant": tenant}).one()
     return Position(min(row.own, COUNTED), row.jobs <= COUNTED)
 
 
-def pace(tx: Connection, line: Line) -> Pace:
+def pace(tx: Connection, line: StageId) -> Pace:
     """Return what the live workers of a line can do. One that has ended nothing yet counts as fast as the others."""
-    workers = tx.execute(_WORKERS, line._asdict()).all()
+    workers = tx.execute(_WORKERS, line.columns).all()
     known = [(worker.slots, worker.run_s) for worker in workers if worker.run_s]
     ends_per_s = sum(slots / run_s for slots, run_s in known)
     kept = sum(worker.slots_for_high for worker in workers)
@@ -184,9 +178,9 @@ def pace(tx: Connection, line: Line) -> Pace:
     )
 
 
-def factors_of(tx: Connection, line: Line) -> Factors:
+def factors_of(tx: Connection, line: StageId) -> Factors:
     """Return the factors of a line's stage, as its calibration has them."""
-    row = tx.execute(_FACTORS, {"pipeline": line.pipeline, "stage": line.stage}).one_or_none()
+    row = tx.execute(_FACTORS, line.columns).one_or_none()
     return FIRST_FACTORS if row is None else Factors(*row)
 
 
@@ -215,13 +209,13 @@ def _point_s(before: float, free: int, slots: int, run_s: float | None) -> float
     return None if run_s is None else expected_s(before, free, slots, run_s)
 
 
-def length(tx: Connection, line: Line) -> int:
+def length(tx: Connection, line: StageId) -> int:
     """Return the number of stage runs in a line, COUNTED if there are more."""
-    return tx.execute(_LENGTH, line._asdict()).scalar_one()
+    return tx.execute(_LENGTH, line.columns).scalar_one()
 
 
-def standing_at(tx: Connection, line: Line, numbers: Sequence[int]) -> set[QueuedRun]:
+def standing_at(tx: Connection, line: StageId, numbers: Sequence[int]) -> set[QueuedRun]:
     """Return the stage runs that have ``numbers`` of others before them in a line, and the line's last one, if any."""
-    rows = [tx.execute(_FIRST_STANDING, line._asdict() | {"number": number}).one_or_none() for number in numbers]
-    rows.append(tx.execute(_LAST_STANDING, line._asdict()).one_or_none())
+    rows = [tx.execute(_FIRST_STANDING, line.columns | {"number": number}).one_or_none() for number in numbers]
+    rows.append(tx.execute(_LAST_STANDING, line.columns).one_or_none())
     return {QueuedRun(*row) for row in rows if row is not None}

@@ -15,12 +15,13 @@ from sqlalchemy import Connection, select
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import WorkerRow
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.successors import ACTIVE, QUOTA
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.order.pause import paused_stages
 from omni_jobs.jobs.read import line
 from omni_jobs.jobs.read.estimates import coarse
-from omni_jobs.jobs.read.line import Line, QueuedRun, Wait
+from omni_jobs.jobs.read.line import QueuedRun, Wait
 from omni_jobs.priority import Priority
 from omni_jobs.states import StageRunState
 from omni_jobs.views import EstimateView, WaitingView
@@ -148,7 +149,7 @@ def _turn(tx: Connection, job: AnyRow, run: AnyRow, detail: Detail | None) -> Wa
     """Say that a stage run waits for its turn; with a detail also what stands before it, and for how long."""
     if detail is None:
         return _view(job, run, "turn", f"it waits for its turn at stage {run.stage}")
-    its = Line(job.pipeline, run.stage, job.pipeline_digest)
+    its = StageId(PipelineId(job.pipeline, job.pipeline_digest), run.stage)
     is_high = job.priority == Priority.HIGH
     standing = QueuedRun(run.turn, run.id, is_high)
     position, place = line.position(tx, its, standing, job.tenant), line.place(tx, its, standing)

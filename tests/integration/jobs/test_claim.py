@@ -371,7 +371,7 @@ PARAMETERS = {
     "keys": '["default"]',
     "pipeline": "echo",
     "stage": "first",
-    "digest": "d",
+    "pipeline_digest": "d",
     "tenant": "few",
     "turn": "1",
     "job_id": "a",

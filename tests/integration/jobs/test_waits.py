@@ -5,6 +5,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Detail, Jobs, SubmitResult
 from omni_jobs.jobs.read import calibrate, line
 from omni_jobs.jobs.read.estimates import SOON
@@ -119,7 +120,7 @@ def test_beyond_what_is_counted_the_turns_tell(jobs: Jobs, database: Database) -
     assert found.message.startswith("500 or more of your own stage runs")
     with database.begin() as tx:
         row = tx.execute(text("SELECT turn, id FROM stage_runs WHERE job_id = :id"), {"id": ids[-1]}).one()
-        place = line.place(tx, line.Line("echo", "first", "d"), line.QueuedRun(*row, False))
+        place = line.place(tx, StageId(PipelineId("echo", "d"), "first"), line.QueuedRun(*row, False))
     assert place.before == pytest.approx(line.COUNTED + 499, rel=0.01)
 
 

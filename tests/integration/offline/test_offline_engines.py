@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_jobs.cores import threads_per_engine
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.settings import Settings
-from omni_jobs.stack.cores import threads_per_engine
 from workers.offline import OmniLLM, OmniOutput
 from workers.offline.omni_llm import _cores_divided
 

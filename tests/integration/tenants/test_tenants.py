@@ -17,7 +17,7 @@ from omni_jobs.jobs.life import submit
 from omni_jobs.tenants import tenant_store
 from omni_jobs.tenants.caller import Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
-from omni_jobs.tenants.limits import Limits
+from omni_jobs.tenants.tenant_limits import Limits
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.job_steps import new_job
 

@@ -13,12 +13,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from omni_jobs.broker import worker_command as worker_command_module
 from omni_jobs.cli import Exit, app
 from omni_jobs.cli.checkpoints import chosen_pipelines
 from omni_jobs.client import client as client_module
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
-from omni_jobs.stack import worker_command as worker_command_module
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
 NOWHERE = "http://127.0.0.1:9"

@@ -13,7 +13,7 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.settings import Settings
 from workers.consumer import kombu_hooks
-from workers.consumer.command_line import stage_of_queues
+from workers.consumer.queue_option import stage_of_queues
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from omni_jobs.errors import Conflict, DatabaseUnavailable, LimitReached, TooManyRunningJobs
 from omni_jobs.intake.backlog import Backlog
-from omni_jobs.tenants.limits import Limits
+from omni_jobs.tenants.tenant_limits import Limits
 
 PATIENCE_S = 30.0
 

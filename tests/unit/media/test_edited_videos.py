@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 from omni_jobs.settings import Settings
 from tests.oracles import samples

@@ -11,8 +11,8 @@ import soundfile
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.audio import decode_audio, probe_audio
-from omni_jobs.media.limits import MediaLimits
 from omni_jobs.media.links import links
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 

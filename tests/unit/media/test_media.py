@@ -14,7 +14,7 @@ from PIL import Image
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.image import decode_image, probe_image
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.settings import Settings
 from tests.oracles import samples

@@ -9,7 +9,7 @@ from PIL import Image
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.image import decode_image, probe_image
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 

@@ -14,7 +14,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelMissing
 from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.image import decode_image, probe_image
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer

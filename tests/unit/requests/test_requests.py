@@ -10,7 +10,7 @@ import pytest
 
 from omni_jobs.api.examples import SUBMITS
 from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsError, RequestTooLarge
-from omni_jobs.media.limits import MediaLimits
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import AdmittedRequest, JobRequest, admit, cancel_after, check_deadline
