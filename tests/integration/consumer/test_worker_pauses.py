@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.echo_stack import EchoStack
 
@@ -18,12 +19,12 @@ def stack(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[EchoStac
 
 
 def test_a_paused_stage_claims_nothing_until_it_is_resumed(stack: EchoStack) -> None:
-    stack.jobs.pause("echo", "second")
+    stack.jobs.pause(StageId(PipelineId("echo", ""), "second"))
     first, second = stack.start("first", "second")
     stack.until(lambda: "second is paused" in second.log.read_text() or None, 20)
     running = stack.submit(first={"delay_s": 1})
     stack.running(running, "first")
-    stack.jobs.pause("echo", "first")
+    stack.jobs.pause(StageId(PipelineId("echo", ""), "first"))
     stack.until(lambda: "first is paused" in first.log.read_text() or None, 20)
     waits = stack.submit()
 
@@ -37,6 +38,6 @@ def test_a_paused_stage_claims_nothing_until_it_is_resumed(stack: EchoStack) -> 
         assert (view.waiting.reason, view.waiting.stage) == ("paused", stage)
     assert all(worker.process.poll() is None for worker in stack.workers)
     for stage in ("first", "second"):
-        stack.jobs.resume("echo", stage)
+        stack.jobs.resume(StageId(PipelineId("echo", ""), stage))
         stack.app.broker.ring([f"echo.{stage}"])
     assert {stack.ended(job_id, 30).status for job_id in (running, waits)} == {JobState.COMPLETED}

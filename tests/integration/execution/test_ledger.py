@@ -19,6 +19,7 @@ from sqlalchemy import delete, select, update
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import DatabaseUnavailable, Fenced, ModelError, SlotTaken, StageError
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import (
     Claim,
     Claims,
@@ -828,19 +829,19 @@ async def test_a_claim_whose_answer_was_lost_is_forgiven_as_well(bench: Bench) -
 
 async def test_a_pause_is_told_once_and_its_end_as_well(bench: Bench) -> None:
     assert bench.ledger.is_paused is False
-    bench.jobs.pause("echo", "first")
+    bench.jobs.pause(StageId(PipelineId("echo", ""), "first"))
     await until(lambda: bench.pauses)
     renewed_at = bench.jobs.workers()[0].renewed_at
     await until(lambda: bench.jobs.workers()[0].renewed_at > renewed_at)
     assert (bench.pauses, bench.ledger.is_paused) == ([True], True)
-    bench.jobs.resume("echo", "first")
+    bench.jobs.resume(StageId(PipelineId("echo", ""), "first"))
     await until(lambda: len(bench.pauses) > 1)
     assert (bench.pauses, bench.ledger.is_paused) == ([True, False], False)
 
 
 async def test_a_worker_that_starts_knows_of_a_pause_before_it_may_claim(database: Database) -> None:
     bench = Bench(database)
-    bench.jobs.pause("echo", "first")
+    bench.jobs.pause(StageId(PipelineId("echo", ""), "first"))
     await bench.start()
     assert bench.ledger.is_paused
     await asyncio.to_thread(bench.ledger.close)

@@ -61,10 +61,10 @@ def test_an_obstacle_is_named_rather_than_the_turn(jobs: Jobs, database: Databas
     register(jobs, "w2")
     assert waiting(jobs, job_id).reason == "turn"
     assert jobs.get(job_id).stages[0].reason is None
-    jobs.pause("echo", "first")
+    jobs.pause(StageId(PipelineId("echo", ""), "first"))
     found = waiting(jobs, job_id)
     assert (found.reason, found.message, found.estimate) == ("paused", "stage first is paused", None)
-    jobs.resume("echo", "first")
+    jobs.resume(StageId(PipelineId("echo", ""), "first"))
     [claimed] = claim(jobs, "w2")
     jobs.fail(failed(claimed, "w2", OutOfMemory("none left")))
     found = waiting(jobs, job_id)
@@ -198,7 +198,7 @@ def test_estimates_of_what_never_starts_are_dropped(jobs: Jobs, database: Databa
     submit(jobs, 2)
     jobs.calibrate()
     assert kept(database) > 0
-    jobs.pause("echo", "first")
+    jobs.pause(StageId(PipelineId("echo", ""), "first"))
     jobs.calibrate()
     assert kept(database) == 0
 
