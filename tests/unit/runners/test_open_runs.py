@@ -1,6 +1,8 @@
 """workers.runners.open_runs: runs end with their engine, and no later than their callers."""
 
 import asyncio
+import gc
+from contextlib import suppress
 
 import pytest
 
@@ -54,3 +56,41 @@ async def test_a_run_of_which_the_engine_says_nothing_ends_with_it() -> None:
         with pytest.raises(EngineDead, match="gone") as caught:
             await hanging
     assert caught.value.stage == "llm"
+
+
+async def test_no_run_begins_without_an_engine() -> None:
+    alive, begun = False, 0
+
+    async def begin() -> OmniModelRunnerOutput:
+        nonlocal begun
+        begun += 1
+        return OmniModelRunnerOutput()
+
+    runs = OpenRuns("llm", lambda: alive)
+    with pytest.raises(EngineDead, match="not running"):
+        await runs.run(begin)
+    alive = True
+    await runs.run(begin)
+    runs.close()
+    with pytest.raises(EngineDead, match="the runner was closed"):
+        await runs.run(begin)
+    assert begun == 1
+
+
+async def test_nothing_keeps_a_run_s_error() -> None:
+    """Its traceback has the frames of a run, and with them an answer of megabytes."""
+
+    async def fail() -> OmniModelRunnerOutput:
+        raise ModelError("wrong")
+
+    runs = OpenRuns("llm", lambda: True)
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(ModelError):
+            await runs.run(fail)
+        await asyncio.sleep(0)
+        assert not [kept for kept in gc.get_objects() if type(kept) is ModelError]
+    finally:
+        gc.enable()
+        runs.close()
