@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ from benchmarks.http_load import get_all, post_all
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Jobs, NewJob, Retention, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import AdmittedRequest, admit
+from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 
@@ -210,7 +210,8 @@ class _Side:
     jobs: Jobs
     broker: Broker
     server: redis.Redis  # under the broker
-    admitted: AdmittedRequest  # what every job of the fill asks for
+    pipeline: Pipeline
+    admitted: NewJob  # what every job of the fill asks for
     known: list[str] = field(default_factory=list)  # ids of some jobs
     _came: int = 0  # jobs that were submitted and not claimed yet
 
@@ -230,7 +231,7 @@ class _Side:
     def register(self, stage: str, worker_ids: Sequence[str]) -> None:
         """Register workers of a stage."""
         for worker_id in worker_ids:
-            self.jobs.register_worker(worker(self.admitted.pipeline, stage, 2 * _AT_ONCE, worker_id), LEASE_S)
+            self.jobs.register_worker(worker(self.pipeline, stage, 2 * _AT_ONCE, worker_id), LEASE_S)
 
     def _submit_directly(self, count: int) -> list[NewJob]:
         """Submit ``count`` jobs in one transaction, and ring for them, as the API does for a bulk."""
@@ -241,7 +242,8 @@ class _Side:
 
     def _new_jobs(self, count: int) -> list[NewJob]:
         tenants = [f"tenant-{random.randrange(10)}" for _ in range(count)]  # noqa: S311
-        return [new_job(new_job_id(), self.admitted, (), tenant=tenant, expires_in_s=_DEADLINE_S) for tenant in tenants]
+        of_all = replace(self.admitted, expires_in_s=_DEADLINE_S)
+        return [replace(of_all, job_id=new_job_id(), tenant=tenant) for tenant in tenants]
 
     def broker_bytes(self) -> int:
         """Bytes that the broker holds in all its keys, most of them doorbells."""
@@ -345,8 +347,8 @@ def _side(kind: str) -> Iterator[_Side]:
         held.callback(db.close)
         jobs = Jobs(db)
         server = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
-        admitted = admit(_body(), pipelines, stack.settings)
-        yield _Side(stack, db, jobs, broker, server, admitted)
+        admitted = admit(parse(_body(), stack.settings), pipelines, stack.settings)
+        yield _Side(stack, db, jobs, broker, server, pipelines[admitted.pipeline], admitted)
 
 
 def _body() -> dict[str, Any]:

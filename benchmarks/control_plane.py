@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -26,10 +27,9 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests.services.valkey import start_valkey
@@ -127,8 +127,8 @@ def _through(jobs: Jobs, broker: Broker, db: Database, settings: Settings, count
 def _new_jobs(settings: Settings, count: int) -> list[NewJob]:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     body = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
-    admitted = admit(body, pipelines, settings)
-    return [new_job(new_job_id(), admitted, ()) for _ in range(count)]
+    admitted = admit(parse(body, settings), pipelines, settings)
+    return [replace(admitted, job_id=new_job_id()) for _ in range(count)]
 
 
 def _is_done(db: Database, last: str) -> bool:

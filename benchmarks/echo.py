@@ -11,12 +11,11 @@ from pathlib import Path
 from benchmarks.services import database
 from omni_jobs.database.database import Database
 from omni_jobs.identity import DEFAULT_TENANT
-from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Claim, Completion, Jobs, NewJob, NewWorker, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import Priority
-from omni_jobs.requests import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 
 __all__ = ["LEASE_S", "EchoJobs", "complete", "empty_database", "worker"]
@@ -48,17 +47,14 @@ class EchoJobs:
             "messages": [{"role": "user", "content": "Hello"}],
             "stages": {stage: {"delay_s": delay_s} for stage in ("first", "second")},
         }
-        self._admitted = admit(body, load_pipelines(settings.resolved_stage_configs), settings)
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The echo pipeline."""
-        return self._admitted.pipeline
+        pipelines = load_pipelines(settings.resolved_stage_configs)
+        self.pipeline = pipelines["echo"]
+        self._admitted = admit(parse(body, settings), pipelines, settings)
 
     def new(self, count: int, tenant: str = DEFAULT_TENANT, priority: Priority = Priority.NORMAL) -> list[NewJob]:
         """Return ``count`` new jobs of a tenant."""
-        jobs = (new_job(new_job_id(), self._admitted, (), tenant=tenant) for _ in range(count))
-        return [replace(job, priority=priority) for job in jobs]
+        admitted = self._admitted
+        return [replace(admitted, job_id=new_job_id(), tenant=tenant, priority=priority) for _ in range(count)]
 
 
 def worker(pipeline: Pipeline, stage: str, slots: int, worker_id: str | None = None) -> NewWorker:

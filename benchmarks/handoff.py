@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.progress import Progress, TaskID
@@ -32,10 +32,9 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.services import database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
-from omni_jobs.intake.intake import new_job
 from omni_jobs.jobs import Jobs, NewJob, SubmitResult, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.storage import open_store, payload_key
@@ -135,7 +134,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 class Arrivals:
     """Submits jobs at a steady rate, each in a transaction of its own, and reads what became of them."""
 
-    def __init__(self, jobs: Jobs, broker: Broker, db: Database, admitted: AdmittedRequest) -> None:
+    def __init__(self, jobs: Jobs, broker: Broker, db: Database, admitted: NewJob) -> None:
         self._jobs = jobs
         self._broker = broker
         self._db = db
@@ -144,7 +143,7 @@ class Arrivals:
     def of(self, rate: float, seconds: float, progress: Progress, bar: TaskID) -> Waits:
         """One run, to the end of its last job."""
         count = max(1, round(rate * seconds))
-        jobs = [new_job(new_job_id(), self._admitted, ()) for _ in range(count)]
+        jobs = [replace(self._admitted, job_id=new_job_id()) for _ in range(count)]
         begin = time.perf_counter()
         for number, job in enumerate(jobs):
             time.sleep(max(0.0, begin + number / rate - time.perf_counter()))
@@ -194,7 +193,7 @@ def _arrivals(store: str) -> Iterator[Arrivals]:
             "messages": [{"role": "user", "content": "Hello"}],
             "stages": {"first": {"payload_bytes": PAYLOAD_BYTES}},
         }
-        yield Arrivals(Jobs(db), broker, db, admit(body, pipelines, stack.settings))
+        yield Arrivals(Jobs(db), broker, db, admit(parse(body, stack.settings), pipelines, stack.settings))
 
 
 def _stored_in(store: str, settings: Settings, opened: ExitStack) -> Settings:

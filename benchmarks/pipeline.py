@@ -36,8 +36,8 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from benchmarks.main_job import ECHO, SPEECH, Work, offline, ratios, through_stack, timed
 from omni_jobs.client import Client
+from omni_jobs.new_job import NewJob
 from omni_jobs.payloads import Payload
-from omni_jobs.requests import AdmittedRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from workers.execution.stage_llm import StageLLM
@@ -90,7 +90,7 @@ class InWaves(OmniLLM):
         """Seconds of each stage alone, its inputs ready at its start."""
         return self._call(self._in_waves([self._admit(n, request) for n, request in enumerate(requests)]))
 
-    async def _in_waves(self, jobs: Sequence[AdmittedRequest]) -> dict[str, float]:
+    async def _in_waves(self, jobs: Sequence[NewJob]) -> dict[str, float]:
         made: list[dict[str, Payload]] = [{} for _ in jobs]
         seconds = {}
         for name, llm in self._stages.items():
@@ -104,7 +104,7 @@ class InWaves(OmniLLM):
                     earlier[name] = payload
         return seconds
 
-    async def _one(self, llm: StageLLM, job: AdmittedRequest, made: Mapping[str, Payload]) -> Payload | None:
+    async def _one(self, llm: StageLLM, job: NewJob, made: Mapping[str, Payload]) -> Payload | None:
         upstream = {name: made[name] for name in llm.stage.config.inputs}
         is_taken = bool(self.pipeline.successors(llm.stage.name))
         stage_input = llm.input_of(job, upstream=upstream, has_successors=is_taken)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -34,10 +34,10 @@ from omni_jobs.http.error_answers import errors
 from omni_jobs.http.error_shape import shape_of
 from omni_jobs.http.held_bodies import Body
 from omni_jobs.http.request_parameters import CancelAfter, idempotency_key_header
-from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.intake.refusals import results_of
 from omni_jobs.jobs import SubmitResult
-from omni_jobs.requests import cancel_after
-from omni_jobs.tenants.caller import Scope
+from omni_jobs.requests import Submission, cancel_after, parse
+from omni_jobs.tenants.caller import Caller
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -108,14 +108,9 @@ async def submit_bulk(
     broke it off, a bulk returns the jobs of the first time and makes the rest.
     """
     check_content_type(request, *CONTENT_TYPES)
-    template = SubmitRequest(
-        b"",
-        tenant=caller.tenant,
-        idempotency_key=idempotency_key,
-        expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
-    )
+    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     stream = request.stream()
-    bulk = _Bulk(services, answers, template, request)
+    bulk = _Bulk(services, answers, request, idempotency_key, expires_in_s)
     await bulk.submit_all(stream, request.state.body)
     if bulk.ended_by is not None and not isinstance(bulk.ended_by, TooSlow):
         await _read_and_drop(stream, services.settings.body_limit_s)
@@ -138,15 +133,23 @@ async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
 class _Bulk:
     """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(self, services: Services, answers: Answers, template: SubmitRequest, request: Request) -> None:
-        """``template``: the request of each line but for its body. Each line's key is made of the template's key.
+    def __init__(
+        self,
+        services: Services,
+        answers: Answers,
+        request: Request,
+        idempotency_key: str | None,
+        expires_in_s: float | None,
+    ) -> None:
+        """``request`` tells who the caller is, whose limits and scopes are those of the moment.
 
-        ``request`` tells who the caller is, whose limits and scopes are those of the moment.
+        Each line's key is made of ``idempotency_key``, and each job stops ``expires_in_s`` after its line's submit.
         """
         self._services = services
         self._answers = answers
-        self._template = template
         self._request = request
+        self._key = idempotency_key
+        self._expires_in_s = expires_in_s
         self._lines = self._accepted = self._last = 0
         self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
@@ -179,20 +182,15 @@ class _Bulk:
         of a service that is away once they are answered: each later group would wait for that service again.
         """
         caller = await self._services.callers.look_up(self._request.headers, None, client_network(self._request))
-        key = self._template.idempotency_key
-        requests = [  # no client can send such a key itself, because its own has no space
-            replace(
-                self._template,
-                body=line,
-                limits=caller.limits,
-                may_be_high=caller.may(Scope.PRIORITY),
-                idempotency_key=None if key is None else f"{key} {number}",
-            )
-            for number, line in group
-            if isinstance(line, bytes)
+        parse_all = partial(results_of, partial(self._parsed, caller), group)
+        texts = [line for _, line in group if isinstance(line, bytes)]
+        parsed = await self._services.lanes.run_parsing(texts, parse_all)
+        submissions = [each for each in parsed if isinstance(each, Submission)]
+        results = iter(await self._services.intake.submit_many(submissions) if submissions else ())
+        answers = [
+            (number, each if isinstance(each, OmniJobsError) else next(results))
+            for (number, _), each in zip(group, parsed, strict=True)
         ]
-        results = iter(await self._services.intake.submit_many(requests) if requests else ())
-        answers = [(number, line if isinstance(line, OmniJobsError) else next(results)) for number, line in group]
         self._lines += len(group)
         self._last = group[-1][0]
         self._accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
@@ -200,6 +198,19 @@ class _Bulk:
         for _, answer in answers:
             if isinstance(answer, _OUTAGES):
                 raise answer
+
+    def _parsed(self, caller: Caller, line: BulkLine) -> Submission:
+        number, text = line
+        if isinstance(text, OmniJobsError):
+            raise text
+        return parse(
+            text,
+            self._services.settings,
+            caller=caller,
+            # No client can send such a key itself, because its own has no space.
+            idempotency_key=None if self._key is None else f"{self._key} {number}",
+            expires_in_s=self._expires_in_s,
+        )
 
     async def end(self) -> None:
         """Write the last answer: how many lines there were, and why the bulk ended early if it did."""
@@ -214,7 +225,7 @@ class _Bulk:
         """Return what the client of a bulk that has ended early should do."""
         if isinstance(self.ended_by, RequestTooLarge):  # sent again, it would end at the same line
             return "send the rest as another bulk, with a key of its own"
-        if self._template.idempotency_key is not None:
+        if self._key is not None:
             return "sent again with the same Idempotency-Key, the bulk makes the jobs that are missing"
         return "send the rest, and the lines whose error is retryable, as another bulk"
 

@@ -1,5 +1,6 @@
 """Routes of jobs: submit, get, list, cancel, retry, delete, and a job's events."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -19,9 +20,8 @@ from omni_jobs.http.request_parameters import (
     idempotency_key_header,
 )
 from omni_jobs.http.switch_interval import short_switch_interval
-from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.jobs import Detail, as_written
-from omni_jobs.requests import cancel_after
+from omni_jobs.requests import cancel_after, parse
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import EventView, JobView, Page
@@ -78,17 +78,16 @@ async def submit_job(
     room again.
     """
     body, prompt_embeds = await read_body(request, services.settings.max_body_bytes)
-    result = await services.intake.submit(
-        SubmitRequest(
-            body,
-            prompt_embeds,
-            tenant=caller.tenant,
-            limits=caller.limits,
-            may_be_high=caller.may(Scope.PRIORITY),
-            idempotency_key=idempotency_key,
-            expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
-        )
+    parse_body = partial(
+        parse,
+        body,
+        services.settings,
+        prompt_embeds=prompt_embeds,
+        caller=caller,
+        idempotency_key=idempotency_key,
+        expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
     )
+    result = await services.intake.submit(await services.lanes.run_parsing([body], parse_body))
     status = 202 if result.created else 200
     if result.job is not None and result.created_at is not None:
         answer = _answer(as_written(result.job, result.created_at), status)

@@ -20,6 +20,7 @@ from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.http.transport import Transport
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
+from omni_jobs.intake.lanes import Lanes
 from omni_jobs.jobs import Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
@@ -58,7 +59,8 @@ class Services:
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)
         self.relay = Relay(self.broker)
-        admissions = Admissions(settings, self.pipelines, self.renderers, self.wall)
+        self.lanes = Lanes(self.wall.capacity)
+        admissions = Admissions(settings, self.pipelines, self.renderers, self.wall, self.lanes)
         self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)

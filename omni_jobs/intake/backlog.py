@@ -102,32 +102,32 @@ class Backlog:
         Call ``refresh`` before. It raises nothing if there is no room: the reservation then has a ``refusal``. A block
         that ends with DatabaseUnavailable keeps its room until the next count, because its jobs may exist.
         """
-        scopes: tuple[BacklogKey, BacklogKey] = ((pipeline, None), (pipeline, tenant))
+        keys: tuple[BacklogKey, BacklogKey] = ((pipeline, None), (pipeline, tenant))
         per_tenant = self._per_tenant if limits.queued_jobs is None else limits.queued_jobs
-        bounds = dict(zip(scopes, (self._per_pipeline, per_tenant), strict=True))
-        waiting = {scope: self._counted[scope] + self._taken[scope] + self._reserved[scope] for scope in scopes}
-        scope = min(scopes, key=lambda scope: bounds[scope] - waiting[scope])
-        granted = max(0, min(wanted, bounds[scope] - waiting[scope]))
+        bounds = dict(zip(keys, (self._per_pipeline, per_tenant), strict=True))
+        waiting = {key: self._counted[key] + self._taken[key] + self._reserved[key] for key in keys}
+        key = min(keys, key=lambda key: bounds[key] - waiting[key])
+        granted = max(0, min(wanted, bounds[key] - waiting[key]))
         refusal: LimitReached | None = None
         if granted < wanted:
-            refusal = _refusal(scope, waiting[scope] + granted, bounds[scope])
+            refusal = _refusal(key, waiting[key] + granted, bounds[key])
         running = self._running.get(tenant, 0)
         if limits.running_jobs is not None and running >= limits.running_jobs:
             granted, refusal = 0, _running_refusal(tenant, running, limits.running_jobs)
         reservation = Reservation(granted, refusal)
-        self._reserved.update(dict.fromkeys(scopes, granted))
+        self._reserved.update(dict.fromkeys(keys, granted))
         try:
             yield reservation
         except DatabaseUnavailable:
             reservation.taken = granted
             raise
         finally:
-            self._reserved.subtract(dict.fromkeys(scopes, granted))
-            for scope in scopes:
-                if not self._reserved[scope]:
-                    del self._reserved[scope]
-            self._taken.update(dict.fromkeys(scopes, reservation.taken))
-            self._taken_meanwhile.update(dict.fromkeys(scopes, reservation.taken))
+            self._reserved.subtract(dict.fromkeys(keys, granted))
+            for key in keys:
+                if not self._reserved[key]:
+                    del self._reserved[key]
+            self._taken.update(dict.fromkeys(keys, reservation.taken))
+            self._taken_meanwhile.update(dict.fromkeys(keys, reservation.taken))
 
     async def close(self) -> None:
         """Wait for the end of a count that is going on."""
@@ -154,8 +154,8 @@ class Backlog:
             logger.warning("the backlog cannot be counted: %s", error)
 
 
-def _refusal(scope: BacklogKey, waiting: int, limit: int) -> TooManyJobs:
-    pipeline, tenant = scope
+def _refusal(key: BacklogKey, waiting: int, limit: int) -> TooManyJobs:
+    pipeline, tenant = key
     if tenant is None:  # no number, because a tenant may not learn of the jobs of others
         return TooManyJobs(f"as many jobs wait in pipeline {pipeline} as may wait", retry_after_s=_RETRY_AFTER_S)
     message = f"tenant {tenant} in pipeline {pipeline} has {waiting} jobs waiting; {limit} may wait"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.errors import DatabaseUnavailable, OmniJobsError
-from omni_jobs.jobs import NewJob, SubmitResult
+from omni_jobs.jobs import SubmitResult
+from omni_jobs.new_job import NewJob
 
 logger = logging.getLogger(__name__)
 

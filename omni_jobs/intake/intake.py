@@ -2,29 +2,30 @@
 
     admit → take room → store media → write in a group commit → ring
 
-A route that submits turns its body into ``SubmitRequest``s, and the ``SubmitResult``s of the intake into its answer.
-Each step returns a list in the order of the requests. An error in it stands for a request that was refused, and the
-later steps pass it on, so that a refused request disturbs no other.
+A door makes ``Submission``s of what came to it, and its answer of the intake's ``SubmitResult``s. Each step returns a
+list in the order of the submissions. An error in it stands for one that was refused, and the later steps pass it on, so
+that it disturbs no other.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
-from omni_jobs.identity import DEFAULT_TENANT
-from omni_jobs.intake.admissions import Admissions, without_frames
+from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
+from omni_jobs.intake.refusals import without_frames
 from omni_jobs.intake.room import Room
-from omni_jobs.intake.submit_request import SubmitRequest
-from omni_jobs.jobs import Jobs, NewJob, NewStage, SubmitResult, new_job_id
+from omni_jobs.jobs import Jobs, SubmitResult
+from omni_jobs.new_job import NewJob
 from omni_jobs.priority import Priority
-from omni_jobs.requests import AdmittedRequest, Media, cost_of
+from omni_jobs.requests import Submission
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
@@ -52,28 +53,29 @@ class Intake:
         await run_sync(self._commits.close)
         await self.backlog.close()
 
-    async def submit(self, request: SubmitRequest) -> SubmitResult:
+    async def submit(self, submission: Submission) -> SubmitResult:
         """Submit one job, and return its result. Raises the error in its place, and the errors of ``submit_many``."""
-        [result] = await self.submit_many([request], wait_for_decoders=False)
+        [result] = await self.submit_many([submission], wait_for_decoders=False)
         if isinstance(result, OmniJobsError):
             raise result
         return result
 
     async def submit_many(
-        self, requests: Sequence[SubmitRequest], *, wait_for_decoders: bool = True
+        self, submissions: Sequence[Submission], *, wait_for_decoders: bool = True
     ) -> list[SubmitResult | OmniJobsError]:
         """Submit jobs. Return a result or an error for each, in their order.
 
         The error is that of a refusal. DatabaseUnavailable: the job may exist all the same. StorageUnavailable or
-        StorageFull: its media could not be stored, nor those of the requests after it, which are not tried.
+        StorageFull: its media could not be stored, nor those of the submissions after it, which are not tried.
 
-        Raises DatabaseUnavailable before any job is written. Raises DecodersUnavailable if too many requests wait for
-        decoders already, unless these ``wait_for_decoders``.
+        Raises DatabaseUnavailable before any job is written. Raises DecodersUnavailable if too many submissions wait
+        for decoders already, unless these ``wait_for_decoders``.
         """
-        admitted = await self._admissions.admit(requests, wait_for_decoders=wait_for_decoders)
+        admitted = await self._admissions.admit(submissions, wait_for_decoders=wait_for_decoders)
+        limits = {each.caller.tenant: each.caller.limits for each in submissions}
         with ExitStack() as stack:
-            taken = await self._room.take(requests, admitted, stack)
-            jobs = await self._new_jobs(requests, taken.accepted)
+            taken = await self._room.take(admitted, limits, stack)
+            jobs = await self._with_media(taken.accepted)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and _may_be_made(result):
@@ -105,47 +107,33 @@ class Intake:
 
     # Store media.
 
-    async def _new_jobs(
-        self, requests: Sequence[SubmitRequest], accepted: Sequence[AdmittedRequest | OmniJobsError]
-    ) -> list[NewJob | OmniJobsError]:
+    async def _with_media(self, accepted: Sequence[NewJob | OmniJobsError]) -> list[NewJob | OmniJobsError]:
         """Return the jobs to write, once their media are in the object store; an error where they cannot be stored.
 
         After the first such error no other media are tried, because each try of a store that is away takes seconds.
         """
         jobs: list[NewJob | OmniJobsError] = []
         outage: OmniJobsError | None = None
-        for request, each in zip(requests, accepted, strict=True):
-            if isinstance(each, OmniJobsError):
+        for each in accepted:
+            if isinstance(each, OmniJobsError) or not each.unstored:
                 jobs.append(each)
-                continue
-            if each.media and outage is not None:
+            elif outage is not None:
                 jobs.append(type(outage)(outage.message))
-                continue
-            job_id = new_job_id()
-            try:
-                media = await run_sync(self._store_media, job_id, each.media) if each.media else []
-            except StorageUnavailable as error:
-                outage = without_frames(error)
-                jobs.append(outage)
-                continue
-            job = new_job(
-                job_id,
-                each,
-                media,
-                tenant=request.tenant,
-                idempotency_key=request.idempotency_key,
-                expires_in_s=request.expires_in_s,
-            )
-            jobs.append(job)
+            else:
+                try:
+                    jobs.append(await run_sync(self._store_media, each))
+                except StorageUnavailable as error:
+                    outage = without_frames(error)
+                    jobs.append(outage)
         return jobs
 
-    def _store_media(self, job_id: str, media: Sequence[Media]) -> list[dict[str, Any]]:
-        """Return for each medium what the job's row says of it: {key, size, digest, media_type}."""
+    def _store_media(self, job: NewJob) -> NewJob:
+        """Store the media of a job, and return it with what its row says of them."""
         stored = []
-        for number, medium in enumerate(media):
-            ref = self._store.put(input_key(job_id, number), [medium.data], media_type=medium.media_type)
+        for number, medium in enumerate(job.unstored):
+            ref = self._store.put(input_key(job.job_id, number), [medium.data], media_type=medium.media_type)
             stored.append({**ref.model_dump(), "media_type": medium.media_type})
-        return stored
+        return replace(job, media=stored, unstored=())
 
     def _delete_media(self, media: Sequence[Mapping[str, Any]]) -> None:
         """Delete media of jobs that were not written. Media that cannot be deleted now expire as orphans."""
@@ -174,47 +162,3 @@ class Intake:
 def _may_be_made(result: SubmitResult | OmniJobsError) -> bool:
     """Return whether a submit has made its job, or may have: the connection may break behind a COMMIT."""
     return isinstance(result, DatabaseUnavailable) or (isinstance(result, SubmitResult) and result.created)
-
-
-def new_job(
-    job_id: str,
-    admitted: AdmittedRequest,
-    media: Sequence[Mapping[str, Any]],
-    *,
-    tenant: str = DEFAULT_TENANT,
-    idempotency_key: str | None = None,
-    expires_in_s: float | None = None,
-) -> NewJob:
-    """Return the job of an admitted request, ready to be written to SQL.
-
-    ``media``: {key, size, digest, media_type} for each of the request's media, which are in the object store already.
-    """
-    pipeline = admitted.pipeline
-    return NewJob(
-        job_id=job_id,
-        pipeline=pipeline.name,
-        pipeline_version=pipeline.version,
-        pipeline_digest=pipeline.digest,
-        request=admitted.request,
-        modalities=admitted.modalities,
-        stages=[
-            NewStage(
-                stage.name,
-                tuple(stage.inputs),
-                pipeline.queue(stage.name),
-                retries=stage.retries,
-                queue_limit_s=stage.queue_limit_s,
-            )
-            for stage in admitted.stages
-        ],
-        seed=admitted.seed,
-        request_digest=admitted.request_digest,
-        media=media,
-        metadata=admitted.metadata,
-        tenant=tenant,
-        idempotency_key=idempotency_key,
-        expires_at=admitted.expires_at,
-        priority=admitted.priority,
-        cost=cost_of(admitted.stages, admitted.request["parameters"], admitted.prompt_tokens),
-        expires_in_s=expires_in_s,
-    )

@@ -14,8 +14,8 @@ from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import DecodersUnavailable, PluginBroken
-from omni_jobs.intake.submit_request import SubmitRequest
 from omni_jobs.prompts import HANGS_S
+from omni_jobs.requests import Submission
 
 T = TypeVar("T")
 
@@ -35,20 +35,23 @@ class Lanes:
         self._media = CapacityLimiter(media_requests)
         self._threads = CapacityLimiter(math.inf)  # whoever takes one holds a place in a lane
 
-    async def run_parsing(self, requests: Sequence[SubmitRequest], parse: Callable[[], T]) -> T:
-        """Call ``parse``, on a thread unless these requests are small, once their lane has room. Return its result."""
-        lane = self._lane_of(requests)
-        if lane is self._small and sum(requests[0].body.count(mark) for mark in b",[{") <= _FEW_VALUES:
+    async def run_parsing(self, bodies: Sequence[bytes | bytearray], parse: Callable[[], T]) -> T:
+        """Call ``parse``, on a thread unless these bodies are small, once their lane has room. Return its result.
+
+        It is a door's own first step: what it makes of the bodies are Submissions.
+        """
+        lane = self._lane_of([len(body) for body in bodies])
+        if lane is self._small and sum(bodies[0].count(mark) for mark in b",[{") <= _FEW_VALUES:
             return parse()  # on the event loop, because a thread would cost more
         return await run_sync(parse, limiter=lane)
 
-    async def run_admission(self, texts: Sequence[SubmitRequest], admit: Callable[[], T], *, tokenizes: bool) -> T:
+    async def run_admission(self, texts: Sequence[Submission], admit: Callable[[], T], *, tokenizes: bool) -> T:
         """Call ``admit``, which admits these requests without media, once their lane has room. Return its result.
 
         ``tokenizes``: whether ``admit`` counts tokens, which takes a millisecond and more, so that it needs a thread.
         Raises PluginBroken for a call that hangs in a prompt renderer; it keeps its thread, and others take its place.
         """
-        lane = self._lane_of(texts)
+        lane = self._lane_of([text.size for text in texts])
         if lane is self._small and not tokenizes:
             return admit()
         async with lane:
@@ -65,9 +68,7 @@ class Lanes:
             raise DecodersUnavailable("too many submits wait for their media to be decoded")
         return await run_sync(admit, limiter=self._media)
 
-    def _lane_of(self, requests: Sequence[SubmitRequest]) -> CapacityLimiter:
-        if len(requests) != 1:
+    def _lane_of(self, sizes: Sequence[int]) -> CapacityLimiter:
+        if len(sizes) != 1:
             return self._groups
-        [request] = requests
-        is_small = len(request.body) <= _SMALL_BYTES and request.prompt_embeds is None
-        return self._small if is_small else self._large
+        return self._small if sizes[0] <= _SMALL_BYTES else self._large

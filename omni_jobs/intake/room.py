@@ -17,13 +17,13 @@ from weakref import WeakValueDictionary
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import InvalidRequest, LimitReached, OmniJobsError, TooMuchMedia, TooMuchStored
-from omni_jobs.intake.admissions import without_frames
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.byte_room import ByteRoom, BytesLeft
-from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.intake.refusals import without_frames
 from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.keep import stored_bytes
-from omni_jobs.requests import AdmittedRequest, check_deadline
+from omni_jobs.new_job import NewJob
+from omni_jobs.requests import check_deadline
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.tenant_limits import Limits
 from omni_jobs.views import JobView
@@ -53,12 +53,12 @@ class _Left(NamedTuple):
 
 @dataclass(slots=True)
 class TakenRoom:
-    """The room of a group of requests. Call ``made`` for each job that was made; the rest is given back.
+    """The room of a group of jobs. Call ``made`` for each job that was made; the rest is given back.
 
-    accepted  each request as it was admitted, or the error of the refusal, in their order
+    accepted  each job, or the error of the refusal, in their order
     """
 
-    accepted: list[AdmittedRequest | OmniJobsError]
+    accepted: list[NewJob | OmniJobsError]
     _reservations: Mapping[_TenantKey, Reservation]
 
     def made(self, pipeline: str, tenant: str) -> None:
@@ -82,42 +82,40 @@ class Room:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of tenants with limits on bytes
 
     async def take(
-        self,
-        requests: Sequence[SubmitRequest],
-        admitted: Sequence[AdmittedRequest | OmniJobsError],
-        until: ExitStack,
+        self, admitted: Sequence[NewJob | OmniJobsError], limits: Mapping[str, Limits], until: ExitStack
     ) -> TakenRoom:
-        """Take room for these requests, as far as there is, and give it back as ``until`` closes.
+        """Take room for these jobs, as far as there is, and give it back as ``until`` closes.
 
-        Close it once the jobs are in SQL. Refused are also requests whose deadline has passed or lies too far ahead.
-        Raises DatabaseUnavailable.
+        Close it once the jobs are in SQL. ``limits`` are those of the jobs' tenants. Refused are also jobs whose
+        deadline has passed or lies too far ahead. Raises DatabaseUnavailable.
         """
         await self.backlog.refresh()
-        reservations = self._reserve(requests, admitted, until)
-        late = [_deadline_refusal(each) if isinstance(each, AdmittedRequest) else None for each in admitted]
-        limits = {request.tenant: request.limits for request in requests}
+        reservations = self._reserve(admitted, limits, until)
+        late = [None if isinstance(each, OmniJobsError) else _deadline_refusal(each.expires_at) for each in admitted]
         bounded = {
             tenant for tenant, its in limits.items() if its.media_bytes is not None or its.stored_bytes is not None
         }
         known: Collection[tuple[str, str | None]] = ()
         if bounded or any(late) or any(each.refusal is not None for each in reservations.values()):
-            known = await self._known(requests)
+            known = await self._known(admitted)
         brings = await run_sync(_bytes_of, admitted) if bounded else [_NO_BYTES] * len(admitted)
-        granted = {scope: reservation.granted for scope, reservation in reservations.items()}
-        accepted: list[AdmittedRequest | OmniJobsError] = []
+        granted = {key: reservation.granted for key, reservation in reservations.items()}
+        accepted: list[NewJob | OmniJobsError] = []
         async with AsyncExitStack() as looking:
             has_media = any(each.media for each in brings)
-            left = {tenant: await self._look(tenant, limits[tenant], has_media, looking) for tenant in sorted(limits)}
-            for request, each, is_late, its_bytes in zip(requests, admitted, late, brings, strict=True):
-                if isinstance(each, OmniJobsError) or (request.tenant, request.idempotency_key) in known:
+            left = {tenant: await self._look(tenant, limits[tenant], has_media, looking) for tenant in sorted(bounded)}
+            for each, is_late, its_bytes in zip(admitted, late, brings, strict=True):
+                if isinstance(each, OmniJobsError) or (each.tenant, each.idempotency_key) in known:
                     accepted.append(each)
                     continue
-                tenant, scope = request.tenant, (each.pipeline.name, request.tenant)
-                refusal = is_late or (reservations[scope].refusal if granted[scope] < 1 else None)
-                refusal = refusal or self._refusal(tenant, left[tenant], its_bytes)
+                tenant, key = each.tenant, (each.pipeline, each.tenant)
+                refusal = is_late or (reservations[key].refusal if granted[key] < 1 else None)
+                if tenant in left:
+                    refusal = refusal or self._refusal(tenant, left[tenant], its_bytes)
                 if refusal is None:
-                    granted[scope] -= 1
-                    self._take(tenant, left[tenant], its_bytes, until)
+                    granted[key] -= 1
+                    if tenant in left:
+                        self._take(tenant, left[tenant], its_bytes, until)
                 accepted.append(each if refusal is None else without_frames(refusal))
         return TakenRoom(accepted, reservations)
 
@@ -139,23 +137,19 @@ class Room:
         return reservation
 
     def _reserve(
-        self, requests: Sequence[SubmitRequest], admitted: Sequence[AdmittedRequest | OmniJobsError], until: ExitStack
+        self, admitted: Sequence[NewJob | OmniJobsError], limits: Mapping[str, Limits], until: ExitStack
     ) -> dict[_TenantKey, Reservation]:
         """Reserve room in the backlog for all, as far as there is, by pipeline and tenant."""
-        wanted = Counter(
-            (each.pipeline.name, request.tenant)
-            for request, each in zip(requests, admitted, strict=True)
-            if isinstance(each, AdmittedRequest)
-        )
-        limits = {request.tenant: request.limits for request in requests}
+        wanted = Counter((each.pipeline, each.tenant) for each in admitted if isinstance(each, NewJob))
         return {
             (pipeline, tenant): until.enter_context(self.backlog.reserve(pipeline, tenant, jobs, limits[tenant]))
             for (pipeline, tenant), jobs in wanted.items()
         }
 
-    async def _known(self, requests: Sequence[SubmitRequest]) -> Collection[tuple[str, str | None]]:
+    async def _known(self, admitted: Sequence[NewJob | OmniJobsError]) -> Collection[tuple[str, str | None]]:
         """Return those tenants' keys that name jobs."""
-        keys = {(each.tenant, each.idempotency_key) for each in requests if each.idempotency_key is not None}
+        jobs = [each for each in admitted if isinstance(each, NewJob)]
+        keys = {(each.tenant, each.idempotency_key) for each in jobs if each.idempotency_key is not None}
         return await run_sync(self._jobs.known_keys, keys) if keys else ()
 
     async def _look(self, tenant: str, limits: Limits, has_media: bool, looking: AsyncExitStack) -> _Left:
@@ -174,23 +168,23 @@ class Room:
         self._stored.take(tenant, left.stored, brings.stored, until)
 
 
-def _bytes_of(admitted: Sequence[AdmittedRequest | OmniJobsError]) -> list[_Bytes]:
+def _bytes_of(admitted: Sequence[NewJob | OmniJobsError]) -> list[_Bytes]:
     """Return what each of these brings. It encodes the requests, which may be long: call it on a thread."""
     found = []
     for each in admitted:
         if isinstance(each, OmniJobsError):
             found.append(_NO_BYTES)
             continue
-        media = sum(len(medium.data) for medium in each.media)
+        media = sum(len(medium.data) for medium in each.unstored)
         rows = stored_bytes.of_rows(len(each.stages))
         found.append(_Bytes(media, media + rows + stored_bytes.of_request(each.request, each.metadata)))
     return found
 
 
-def _deadline_refusal(admitted: AdmittedRequest) -> InvalidRequest | None:
+def _deadline_refusal(expires_at: float | None) -> InvalidRequest | None:
     try:
-        if admitted.expires_at is not None:
-            check_deadline(admitted.expires_at, time.time())
+        if expires_at is not None:
+            check_deadline(expires_at, time.time())
     except InvalidRequest as error:
         return error
     return None

@@ -3,7 +3,7 @@
 from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
-from omni_jobs.jobs.life.submit import as_written, new_job_id
+from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import (
     Claim,
@@ -11,9 +11,7 @@ from omni_jobs.jobs.values import (
     Completion,
     Failure,
     Garbage,
-    NewJob,
     NewSnapshot,
-    NewStage,
     NewWorker,
     Outcome,
     ProgressReport,
@@ -25,6 +23,7 @@ from omni_jobs.jobs.values import (
     StoredSnapshot,
     SubmitResult,
 )
+from omni_jobs.new_job import NewJob, NewStage, new_job_id
 
 __all__ = [
     "Claim",

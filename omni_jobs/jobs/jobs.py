@@ -25,7 +25,6 @@ from omni_jobs.jobs.values import (
     Completion,
     Failure,
     Garbage,
-    NewJob,
     NewSnapshot,
     NewWorker,
     Outcome,
@@ -37,6 +36,7 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     SubmitResult,
 )
+from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
 from omni_jobs.views import CalibrationView, Counts, EventView, JobView, Page, WorkerView
 
@@ -80,8 +80,8 @@ class Jobs:
         """
         if not jobs:
             return []
-        prepared = [submit.prepare(job) for job in jobs]  # SQLite's other writers wait for the transaction
-        return self._db.run(lambda tx: submit.submit(tx, prepared, self._only_known_tenants))
+        rows = [submit.rows_of(job) for job in jobs]  # SQLite's other writers wait for the transaction
+        return self._db.run(lambda tx: submit.submit(tx, rows, self._only_known_tenants))
 
     def claim(
         self,

@@ -6,48 +6,12 @@ from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
-from omni_jobs.identity import DEFAULT_TENANT
-from omni_jobs.priority import Priority
-from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
+from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectRef
 
 MOST_RESULT_BYTES = 256 << 20
 """The most bytes of a stage's result, because it stands in SQL, whose own limit would fail a whole transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewStage:
-    """A stage of a ``NewJob``; the submit makes a stage run of it."""
-
-    name: str
-    inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
-    queue: str  # its stage's, Pipeline.queue
-    retries: RetryLimits = DEFAULT_RETRIES
-    queue_limit_s: float | None = None  # when it waits longer than this, its job expires
-
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job that the intake submits: an admitted request whose media are stored."""
-
-    job_id: str  # new_job_id()
-    pipeline: str
-    pipeline_version: str
-    pipeline_digest: str  # Pipeline.digest; "": unknown, any worker of its stages may take it
-    request: Mapping[str, Any]  # JSON
-    modalities: Sequence[str]
-    stages: Sequence[NewStage]  # each after its inputs
-    seed: int  # 0 … 2**63-1
-    request_digest: str  # equal for the same request sent again
-    media: Sequence[Mapping[str, Any]] = ()  # {key, size, digest, media_type}, by number
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    tenant: str = DEFAULT_TENANT
-    priority: Priority = Priority.NORMAL  # among the tenant's jobs
-    cost: float = 1.0  # what its turn costs its tenant; 1: a plain job's
-    idempotency_key: str | None = None
-    expires_in_s: float | None = None  # from the submit; at most one of the two is given
-    expires_at: float | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)

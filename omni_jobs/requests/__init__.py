@@ -1,24 +1,25 @@
 """A job's request: its form, and its admission by a pipeline.
 
-parse(body, settings) → ParsedRequest              the body has the form of a JobRequest
-admit(body, pipelines, settings) → AdmittedRequest  everything but the deadline is checked; nothing is stored before
+parse(body, settings) → Submission               the native form: JSON of a JobRequest
+admit(submission, pipelines, settings) → NewJob  everything but the deadline is checked; nothing is stored before
 
-The HTTP API and OmniLLM both admit requests here, so both accept and refuse the same.
+The HTTP API and OmniLLM both admit requests here, so both accept and refuse the same. A door for another form makes its
+own Submissions: a JobRequest, with Uploads for its media.
 """
 
-from omni_jobs.requests.admission import AdmittedRequest, Media, ParsedRequest, admit, parse
-from omni_jobs.requests.cost import cost_of
+from omni_jobs.requests.admission import admit
 from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.job_request import JobRequest
+from omni_jobs.requests.native import parse
+from omni_jobs.requests.submission import Submission
+from omni_jobs.requests.upload import Upload
 
 __all__ = [
-    "AdmittedRequest",
     "JobRequest",
-    "Media",
-    "ParsedRequest",
+    "Submission",
+    "Upload",
     "admit",
     "cancel_after",
     "check_deadline",
-    "cost_of",
     "parse",
 ]

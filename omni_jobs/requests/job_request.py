@@ -20,6 +20,7 @@ from pydantic import (
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.requests.complaints import words_of
 from omni_jobs.requests.deadline import unix_seconds
+from omni_jobs.requests.upload import Upload
 
 # Tags of the unions below stand in pydantic's error paths; no field is called like them.
 _TAGS = frozenset(
@@ -37,7 +38,7 @@ class TextPart(_Frozen):
 
 
 class InputAudio(_Frozen):
-    data: Annotated[str, Field(description="base64 of a sound file, or a data: URL of it")]
+    data: Annotated[Upload, Field(description="base64 of a sound file, or a data: URL of it")]
     format: Annotated[
         str | None,
         Field(max_length=64, description="taken for OpenAI's sake: the bytes themselves tell"),
@@ -50,7 +51,7 @@ class AudioPart(_Frozen):
 
 
 class ImageUrl(_Frozen):
-    url: Annotated[str, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP")]
+    url: Annotated[Upload, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP")]
     detail: Literal["auto"] | None = None
 
 
@@ -61,7 +62,7 @@ class ImagePart(_Frozen):
 
 class VideoUrl(_Frozen):
     url: Annotated[
-        str, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS")
+        Upload, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS")
     ]
 
 
@@ -112,7 +113,7 @@ class PromptEmbeds(_Frozen):
     """Embeddings of a prompt, in place of messages."""
 
     data: Annotated[
-        str,
+        Upload,
         Field(description="base64 of a safetensors file with one tensor, prompt_embeds: float [tokens, hidden size]"),
     ]
 
@@ -197,9 +198,19 @@ class JobRequest(_Frozen):
         bool | None, Field(description="whether progress shows previews, of stages that make them: diffusion")
     ] = None
 
+    @property
+    def has_media(self) -> bool:
+        """Whether media stand in its messages, which decoders have to probe."""
+        contents = [message.content for message in self.messages or ()]
+        parts = [part for content in contents if not isinstance(content, str) for part in content]
+        return any(not isinstance(part, TextPart) for part in parts)
+
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> JobRequest:
-        """Return the request that a JSON object is. Raises InvalidRequest naming the first field that is wrong."""
+        """Return the request that a JSON object is, in which Uploads may stand for base64.
+
+        Raises InvalidRequest naming the first field that is wrong.
+        """
         try:
             return cls.model_validate(body)
         except ValidationError as error:

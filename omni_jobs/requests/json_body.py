@@ -11,11 +11,12 @@ import math
 import re
 import secrets
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
+from omni_jobs.requests.upload import Upload
 
 SLICE = 256 << 10
 """Bytes that one call works on: it holds the interpreter's lock for half a millisecond."""
@@ -40,14 +41,12 @@ _LONGEST_ESCAPE = max(map(len, _ESCAPES))
 _WITHIN = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 JsonPath = tuple[str | int, ...]
-Long = Mapping[str, memoryview]
-"""Media in base64, as the ASCII between the quotes, by the names that stand in their places in the tree."""
 
 
-def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> tuple[dict[str, Any], Long]:
-    """Return a body's JSON object, and its media above 64 KiB by the names that stand in their places in it.
+def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> dict[str, Any]:
+    """Return a body's JSON object, with an Upload in the place of each medium above 64 KiB.
 
-    The body must not change while the media are used. In a body above 32 KiB, ``max_text_bytes`` bounds the
+    The body must not change while the Uploads are used. In a body above 32 KiB, ``max_text_bytes`` bounds the
     text that is no medium, roughly.
 
     Raises RequestTooLarge for more than ``max_bytes``, too much text, 50,000 values or 256 keys of an object. Raises
@@ -76,7 +75,7 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     if not isinstance(tree, dict):
         raise InvalidRequest("the body must be a JSON object", field="body")
     _check_values(tree, long, max_text_bytes)
-    return tree, long
+    return tree
 
 
 # A large body's outline.
@@ -192,7 +191,7 @@ class _NoNumber:
 
 
 def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: int) -> None:
-    """Check keys, strings, numbers and depth, and put ``long`` strings that are no media into their places in the tree.
+    """Check keys, strings, numbers and depth, and put ``long`` strings into their places in the tree, media as Uploads.
 
     Raises InvalidRequest and RequestTooLarge.
     """
@@ -211,8 +210,10 @@ def _check_values(tree: dict[str, Any], long: dict[str, memoryview], max_text: i
             if isinstance(value, str):
                 if value not in long:
                     _check_string(value, path)
-                elif not _is_medium(path):
-                    text = long.pop(value)  # plain ASCII, which needs no check
+                elif _is_medium(path):
+                    container[name] = Upload(encoded=long[value])
+                else:
+                    text = long[value]  # plain ASCII, which needs no check
                     text_bytes += len(text)
                     if text_bytes > max_text:
                         raise RequestTooLarge(f"at most {max_text} bytes of text are taken", field=_dotted(path))
@@ -269,23 +270,26 @@ def _shown(name: str) -> str:
 _COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def canonical(value: Any, long: Long) -> Iterator[bytes | memoryview]:
+def canonical(value: Any) -> Iterator[bytes | memoryview]:
     """Yield ``value`` as JSON in ASCII with sorted keys and no spaces, in pieces, for the request's digest.
 
-    ``long``: the media that ``parse_body`` returned apart, which are put back into their places.
+    An Upload of bytes as they are is no JSON, and differs from all JSON.
     """
     if isinstance(value, dict):
         for number, name in enumerate(sorted(value)):
             yield b"%b%b:" % (b"," if number else b"{", _COMPACT(name).encode())
-            yield from canonical(value[name], long)
+            yield from canonical(value[name])
         yield b"}" if value else b"{}"
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield b"," if number else b"["
-            yield from canonical(item, long)
+            yield from canonical(item)
         yield b"]" if value else b"[]"
-    elif value in long:
-        yield from (b'"', long[value], b'"')
+    elif isinstance(value, Upload):
+        if value.encoded is None:
+            yield from (b"\0", value.data, b"\0")
+        else:
+            yield from canonical(value.encoded) if isinstance(value.encoded, str) else (b'"', value.encoded, b'"')
     elif isinstance(value, str) and len(value) > SLICE:
         yield b'"'
         for at in range(0, len(value), SLICE):

@@ -44,3 +44,7 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         """Return whether it has this scope."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+ANYONE = Caller()
+"""Who sends a request where nobody is told apart."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.services.checkpoint import TinyCheckpoints
 from workers.models.glm_image.glyphs import MOST_BYTES, glyph_texts
@@ -22,7 +22,8 @@ PIPELINES = load_pipelines(ROOT / "stage_configs")
 def test_the_request_is_taken(tiny_glm_images: TinyCheckpoints) -> None:
     (body,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     request = json.loads(body)
-    admit(request, PIPELINES, Settings(models={"glm_image": tiny_glm_images(0)}))
+    settings = Settings(models={"glm_image": tiny_glm_images(0)})
+    admit(parse(request, settings), PIPELINES, settings)
     assert glyph_texts(request["messages"][0]["content"]) == ["Open until 8"]
 
 

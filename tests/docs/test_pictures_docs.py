@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from workers.models.qwen_image.denoiser import _MAX_BATCH_COST
 from workers.models.qwen_image.parameters import MAX_SIDE, MULTIPLE, PATCH
@@ -21,7 +21,8 @@ PIPELINES = load_pipelines(ROOT / "stage_configs")
 
 def test_the_request_is_taken(tiny_qwen_images: Callable[[int], Path]) -> None:
     (body,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    admit(json.loads(body), PIPELINES, Settings(models={"qwen_image": tiny_qwen_images(0)}))
+    settings = Settings(models={"qwen_image": tiny_qwen_images(0)})
+    admit(parse(json.loads(body), settings), PIPELINES, settings)
 
 
 @pytest.mark.parametrize(

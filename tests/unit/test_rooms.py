@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = ("omni_jobs", "workers")
-MOST_FILES = {"omni_jobs": 13, "workers": 3}
+MOST_FILES = {"omni_jobs": 14, "workers": 3}
 MOST_ROOMS_OF_JOBS = 8
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 600

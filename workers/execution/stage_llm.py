@@ -23,7 +23,7 @@ from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput
 
 if TYPE_CHECKING:
-    from omni_jobs.requests import AdmittedRequest
+    from omni_jobs.new_job import NewJob
 
 
 _PROMPT_THREADS = 8
@@ -84,7 +84,7 @@ class StageLLM:
 
     def input_of(
         self,
-        job: AdmittedRequest,
+        job: NewJob,
         *,
         upstream: Mapping[str, Payload] | None = None,
         has_successors: bool = False,
@@ -99,7 +99,7 @@ class StageLLM:
         return self.stage.input_of(
             job_id=job_id,
             request=job.request,
-            media=[media.data for media in job.media],
+            media=[medium.data for medium in job.unstored],
             upstream=upstream or {},
             seed=job.seed,
             has_successors=has_successors,

@@ -26,8 +26,9 @@ from rich.progress import Progress as ProgressBars
 from omni_jobs.cores import threads_per_engine
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from omni_jobs.views import WarningView, merge_results
 from workers.execution.run_time_limit import TimeLimit
@@ -81,7 +82,7 @@ class OmniOutput:
 class _Request:
     """One request on its way through its stages; the mappings are by stage name."""
 
-    job: AdmittedRequest
+    job: NewJob
     begin: float  # of ``times``, by ``time.perf_counter``
     job_id: str = field(default_factory=lambda: f"offline-{uuid.uuid4().hex}")
     tasks: dict[str, asyncio.Task[StageResult]] = field(default_factory=dict)
@@ -168,17 +169,16 @@ class OmniLLM:
         """Return each stage's statistics since the start, by stage name. For any thread, while others generate."""
         return {name: meter.read() for name, meter in self._meters.items()}
 
-    def _admit(self, index: int, request: str | Mapping[str, Any]) -> AdmittedRequest:
+    def _admit(self, index: int, request: str | Mapping[str, Any]) -> NewJob:
         body = {"messages": [{"role": "user", "content": request}]} if isinstance(request, str) else dict(request)
         try:
-            return admit(
-                {**body, "model": self.pipeline.name}, Pipelines([self.pipeline]), self._settings, wall=self._wall
-            )
+            submission = parse({**body, "model": self.pipeline.name}, self._settings)
+            return admit(submission, Pipelines([self.pipeline]), self._settings, wall=self._wall)
         except OmniJobsError as error:
             error.field = f"requests.{index}.{error.field}" if error.field else f"requests.{index}"
             raise
 
-    async def _run(self, index: int, job: AdmittedRequest, begin: float, advance: Callable[[str], None]) -> OmniOutput:
+    async def _run(self, index: int, job: NewJob, begin: float, advance: Callable[[str], None]) -> OmniOutput:
         """Run the stages of one request, each as soon as the stages before it are done."""
         request = _Request(job, begin)
         try:
@@ -289,9 +289,7 @@ def _first_error() -> Iterator[None]:
 
 
 @contextmanager
-def _bars(
-    meters: Mapping[str, StageMeter], jobs: Sequence[AdmittedRequest], shown: bool
-) -> Iterator[Callable[[str], None]]:
+def _bars(meters: Mapping[str, StageMeter], jobs: Sequence[NewJob], shown: bool) -> Iterator[Callable[[str], None]]:
     """Show a progress bar per stage; give the function to call with a stage's name when one of its runs is done."""
     columns = (
         TextColumn("{task.description}"),

@@ -1,7 +1,5 @@
 """Submit: write jobs and their stage runs together, and each job once however often it is submitted."""
 
-import secrets
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from omni_jobs.jobs.life.successors import QUOTA
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.order.take_turns import take_turns
 from omni_jobs.jobs.order.virtual_times import Wish
-from omni_jobs.jobs.values import NewJob, NewStage, SubmitResult
+from omni_jobs.jobs.values import SubmitResult
+from omni_jobs.new_job import NewJob, NewStage
 from omni_jobs.priority import Priority, queue_of
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
@@ -49,17 +48,9 @@ _KNOWN_JOBS = select(JobRow.id, JobRow.request_digest, JobRow.tenant, JobRow.ide
 _KNOWN_KEYS = select(JobRow.tenant, JobRow.idempotency_key).where(_has_key)
 
 
-def new_job_id() -> str:
-    """Return a new job id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
-    millis, rest = divmod(time.time_ns(), 1_000_000)
-    fraction = rest * 4096 // 1_000_000  # RFC 9562, 6.2, method 3
-    value = (millis << 80) | (7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
-    return f"job-{value:032x}"
-
-
 @dataclass(frozen=True, slots=True)
-class PreparedJob:
-    """What ``prepare`` makes for ``submit``: a job and its rows, without turns and times, which the database gives."""
+class JobRows:
+    """A job as its rows, all but turns and times, which the database gives."""
 
     job: NewJob
     values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "cost"
@@ -68,8 +59,8 @@ class PreparedJob:
     stored_bytes: int  # omni_jobs.jobs.keep.stored_bytes
 
 
-def prepare(job: NewJob) -> PreparedJob:
-    """Encode the rows of a job for ``submit``, and return them.
+def rows_of(job: NewJob) -> JobRows:
+    """Return the rows of a job, encoded.
 
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
@@ -78,13 +69,13 @@ def prepare(job: NewJob) -> PreparedJob:
     values = _job_values(job)
     stored = len(values[_REQUEST]) + len(values[_METADATA])
     stored += stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
-    return PreparedJob(job, values, _stage_run_values(job), wish, stored)
+    return JobRows(job, values, _stage_run_values(job), wish, stored)
 
 
 def submit(
-    tx: Connection, jobs: Sequence[PreparedJob], only_known_tenants: bool = False
+    tx: Connection, jobs: Sequence[JobRows], only_known_tenants: bool = False
 ) -> list[SubmitResult | OmniJobsError]:
-    """Write the prepared jobs that are not there yet, and return the results in the order of ``jobs``.
+    """Write the jobs that are not there yet, and return the results in the order of ``jobs``.
 
     Where the tenant has used a job's key before, the result is that job, with ``created`` False, or an error:
     IdempotencyKeyReused if it was for another request, DatabaseUnavailable if it was deleted just now. The other jobs
@@ -104,7 +95,7 @@ def submit(
 
 
 def _write(
-    tx: Connection, jobs: Sequence[PreparedJob], turns: Mapping[str, int], at: float, limited: Collection[str]
+    tx: Connection, jobs: Sequence[JobRows], turns: Mapping[str, int], at: float, limited: Collection[str]
 ) -> dict[str, SubmitResult | OmniJobsError]:
     """Write these jobs with their turns (by job id), and return their results by job id."""
     # In the order of their keys, so that two transactions that share some do not wait for each other.
@@ -162,7 +153,7 @@ def _first_queues(job: NewJob) -> set[str]:
     return {queue_of(stage.queue, job.priority) for stage in job.stages if names.isdisjoint(stage.inputs)}
 
 
-def _known_jobs(tx: Connection, jobs: Sequence[PreparedJob]) -> Sequence[Row[*tuple[Any, ...]]]:
+def _known_jobs(tx: Connection, jobs: Sequence[JobRows]) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return the jobs that have the ids or the keys of these."""
     ids = [each.job.job_id for each in jobs]
     keys = [each.job.idempotency_key for each in jobs if each.job.idempotency_key is not None]
@@ -171,7 +162,7 @@ def _known_jobs(tx: Connection, jobs: Sequence[PreparedJob]) -> Sequence[Row[*tu
 
 
 def _results_of_known_keys(
-    jobs: Sequence[PreparedJob], known: Sequence[Row[*tuple[Any, ...]]]
+    jobs: Sequence[JobRows], known: Sequence[Row[*tuple[Any, ...]]]
 ) -> dict[str, SubmitResult | OmniJobsError]:
     """Return the results of the jobs whose key another job has, by the id that they would have had.
 

@@ -13,7 +13,7 @@ from PIL import Image
 from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import Database
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests import hostile
 from tests.integration.api_server import ApiServer, checked_error, serve
@@ -284,5 +284,11 @@ def test_unusual_pictures_are_admitted(api: ApiServer) -> None:
     services = api.services
     for name, data in unusual():
         body = {"model": "upscale", **picture(data)}
-        admitted = admit(body, services.pipelines, services.settings, services.renderers, wall=services.wall)
-        assert len(admitted.media) == 1, name
+        admitted = admit(
+            parse(body, services.settings),
+            services.pipelines,
+            services.settings,
+            services.renderers,
+            wall=services.wall,
+        )
+        assert len(admitted.unstored) == 1, name

@@ -10,7 +10,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, WorkerLost
 from omni_jobs.jobs import Claim, Jobs, Retention
 from omni_jobs.jobs.life.retry_job import retry
-from omni_jobs.jobs.life.submit import prepare
+from omni_jobs.jobs.life.submit import rows_of
 from omni_jobs.jobs.life.submit import submit as submit_in
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState
@@ -309,7 +309,7 @@ def test_who_lets_in_waits_for_another_who_does(jobs: Jobs, database: Database) 
     submit(jobs)
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
-            submit_in(tx, [prepare(new_job(ONE, tenant="few"))])
+            submit_in(tx, [rows_of(new_job(ONE, tenant="few"))])
             later = pool.submit(submit, jobs, pipeline="else")
             until_one_waits_for_a_lock(database)
         third = later.result(30)

@@ -124,7 +124,7 @@ def test_a_first_submit_that_goes_on_is_waited_for(database: Database, tenants: 
     tenants.create("acme")
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
-            (submitted,) = submit.submit(tx, [submit.prepare(new_job(tenant="acme"))], only_known_tenants=True)
+            (submitted,) = submit.submit(tx, [submit.rows_of(new_job(tenant="acme"))], only_known_tenants=True)
             assert isinstance(submitted, SubmitResult)
             deleted = pool.submit(tenants.delete, "acme")
             wait([deleted], 1.0)

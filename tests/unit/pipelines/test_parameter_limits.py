@@ -13,7 +13,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, RequestTooLarge
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
 from omni_jobs.pipelines.parameter_limits import Limit, beyond, own_bounds
 from omni_jobs.prompts import Renderers
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 from workers.models.glm_image.parameters import GenerateParameters
@@ -181,7 +181,11 @@ def test_a_job_beyond_a_limit_is_refused_with_its_field(
 ) -> None:
     settings = Settings(models={"qwen_image": tiny_qwen_images(0)})
     with pytest.raises(InvalidRequest) as refused:
-        admit({"model": "qwen_image", **said("a boat"), "stages": {"denoise": parameters}}, narrow, settings)
+        admit(
+            parse({"model": "qwen_image", **said("a boat"), "stages": {"denoise": parameters}}, settings),
+            narrow,
+            settings,
+        )
     assert refused.value.field == f"stages.denoise.{name}"
     assert message in refused.value.message
 
@@ -190,12 +194,17 @@ def test_a_job_within_the_limits_is_admitted(narrow: Pipelines, tiny_qwen_images
     settings = Settings(models={"qwen_image": tiny_qwen_images(0)})
     renderers = Renderers(settings)
     for parameters in ({}, {"steps": 60}, {"width": 1536, "height": 640}, {"width": 512}):
-        admit({"model": "qwen_image", **said("a boat"), "stages": {"denoise": parameters}}, narrow, settings, renderers)
+        admit(
+            parse({"model": "qwen_image", **said("a boat"), "stages": {"denoise": parameters}}, settings),
+            narrow,
+            settings,
+            renderers,
+        )
 
 
 def test_a_parameter_at_the_requests_top_is_named_there(narrow: Pipelines) -> None:
     with pytest.raises(InvalidRequest, match="at most 2000") as refused:
-        admit({"model": "chat", **said("Hello"), "max_completion_tokens": 2001}, narrow, Settings())
+        admit(parse({"model": "chat", **said("Hello"), "max_completion_tokens": 2001}, Settings()), narrow, Settings())
     assert refused.value.field == "max_completion_tokens"
 
 
@@ -203,10 +212,10 @@ def test_a_parameter_at_the_requests_top_is_named_there(narrow: Pipelines) -> No
 def test_a_picture_beyond_a_limit_is_refused(narrow: Pipelines, size: tuple[int, int], error: Any) -> None:
     body = {"model": "upscale", **said([samples.image_part(samples.image(*size))])}
     if error is None:
-        assert len(admit(body, narrow, Settings()).media) == 1
+        assert len(admit(parse(body, Settings()), narrow, Settings()).unstored) == 1
         return
     with pytest.raises(error) as refused:
-        admit(body, narrow, Settings())
+        admit(parse(body, Settings()), narrow, Settings())
     assert type(refused.value) is error
     assert refused.value.field == "messages.0.content.0.image_url.url"
     assert "at least 1024 and at most 2048 (a limit of this pipeline)" in refused.value.message

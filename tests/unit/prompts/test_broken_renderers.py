@@ -1,7 +1,6 @@
 """A prompt renderer of another package that breaks refuses its request, and harms no other and no process."""
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -13,12 +12,13 @@ import pytest
 from omni_jobs.errors import InvalidRequest, PluginBroken
 from omni_jobs.intake import admissions, lanes
 from omni_jobs.intake.admissions import Admissions
-from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.intake.lanes import Lanes
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.declarations import FAMILIES
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers, load_renderer, renderers
-from omni_jobs.requests import AdmittedRequest
+from omni_jobs.requests import parse
 from omni_jobs.settings import Settings
 from tests.unit.pipelines.test_declarations import installed
 
@@ -110,9 +110,9 @@ async def admitted(checkpoint: Path, pipelines: Pipelines, *texts: str) -> list[
     """What becomes of requests that come in one bulk."""
     settings = Settings(models={"breaking": checkpoint})
     with MediaWall(settings) as wall:
-        admissions = Admissions(settings, pipelines, Renderers(settings), wall)
+        admissions = Admissions(settings, pipelines, Renderers(settings), wall, Lanes(wall.capacity))
         bodies = [{"model": "breaking", "messages": [{"role": "user", "content": text}]} for text in texts]
-        requests = [SubmitRequest(json.dumps(body).encode()) for body in bodies]
+        requests = [parse(body, settings) for body in bodies]
         return list(await admissions.admit(requests, wait_for_decoders=True))
 
 
@@ -134,7 +134,7 @@ async def test_one_that_breaks_over_a_request_refuses_it_alone(
 ) -> None:
     (checkpoint / place).write_text(what, encoding="utf-8")
     well, broken, never = await admitted(checkpoint, pipelines, "well", "break", "never")
-    assert isinstance(well, AdmittedRequest)
+    assert isinstance(well, NewJob)
     assert isinstance(broken, PluginBroken)
     assert f"the prompt renderer of breaking failed: {reason}" in broken.message
     assert broken.field == "model.family"
@@ -151,7 +151,7 @@ async def test_one_that_cannot_be_made_or_asked_refuses_all(
         assert isinstance(refused, PluginBroken)
         assert "the prompt renderer of breaking failed: " in refused.message
     (checkpoint / place).unlink()
-    assert all(isinstance(each, AdmittedRequest) for each in await admitted(checkpoint, pipelines, "well", "break"))
+    assert all(isinstance(each, NewJob) for each in await admitted(checkpoint, pipelines, "well", "break"))
 
 
 async def test_one_that_hangs_is_given_up_and_holds_no_other_up(
@@ -167,12 +167,12 @@ async def test_one_that_hangs_is_given_up_and_holds_no_other_up(
     )
     known = load_pipelines(checkpoint.parent / "stage_configs")
     with MediaWall(settings) as wall:
-        admitting = Admissions(settings, known, Renderers(settings), wall)
+        admitting = Admissions(settings, known, Renderers(settings), wall, Lanes(wall.capacity))
 
         async def admitted_alone(text: str, pipeline: str = "breaking") -> object:
             body = {"model": pipeline, "messages": [{"role": "user", "content": text}]}
             try:
-                [found] = await admitting.admit([SubmitRequest(json.dumps(body).encode())], wait_for_decoders=True)
+                [found] = await admitting.admit([parse(body, settings)], wait_for_decoders=True)
             except PluginBroken as error:
                 return error
             return found
@@ -180,12 +180,12 @@ async def test_one_that_hangs_is_given_up_and_holds_no_other_up(
         async with asyncio.timeout(60):
             hanging = [asyncio.create_task(admitted_alone("break")) for _ in range(3 * (os.cpu_count() or 2))]
             other = asyncio.create_task(admitted_alone("well", "other"))
-            assert isinstance(await other, AdmittedRequest)
+            assert isinstance(await other, NewJob)
             assert all("hangs" in str(found) for found in await asyncio.gather(*hanging))
             assert "a call has not ended for 0.5 s" in str(await admitted_alone("well"))
             (checkpoint / "count_tokens").unlink()
             await asyncio.to_thread(until, lambda: not renderers._under_way)
-        assert isinstance(await admitted_alone("well"), AdmittedRequest)
+        assert isinstance(await admitted_alone("well"), NewJob)
 
 
 def until(holds: Callable[[], bool]) -> None:

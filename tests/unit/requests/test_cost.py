@@ -7,8 +7,7 @@ import pytest
 
 from omni_jobs.media.info import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import cost_of
-from omni_jobs.requests.cost import LEAST, MOST, estimated_tokens
+from omni_jobs.requests.cost import LEAST, MOST, cost_of, estimated_tokens
 from workers.runners.remote.parameters import RemoteParameters
 
 ROOT = Path(__file__).parents[3]

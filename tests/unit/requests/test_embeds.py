@@ -11,16 +11,17 @@ import pytest
 from safetensors.numpy import save
 
 from omni_jobs.errors import InvalidRequest, ModelError, PayloadCorrupt
+from omni_jobs.new_job import NewJob
 from omni_jobs.payloads import PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
-from omni_jobs.requests import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.stage import Stage
 
 SHIPPED = Path(__file__).parents[3] / "stage_configs" / "qwen2_5_omni.yaml"
 REQUEST = {"model": "qwen2_5_omni", "seed": 1}
-Admit = Callable[..., AdmittedRequest]
+Admit = Callable[..., NewJob]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,8 @@ def hidden_size(tiny_checkpoint: Path) -> int:
 def admitting(pipelines: Pipelines, tiny_checkpoint: Path) -> Admit:
     settings = Settings(models={"qwen2_5_omni": tiny_checkpoint})
 
-    def call(beside: bytes | None = None, **body: Any) -> AdmittedRequest:
-        return admit({**REQUEST, **body}, pipelines, settings, prompt_embeds=beside)
+    def call(beside: bytes | None = None, **body: Any) -> NewJob:
+        return admit(parse({**REQUEST, **body}, settings, prompt_embeds=beside), pipelines, settings)
 
     return call
 
@@ -59,7 +60,7 @@ def test_inline_and_beside_are_the_same_job(admitting: Admit, hidden_size: int, 
     for found in (admitting(data), admitting(prompt_embeds=inline(data))):
         assert found.request["messages"] == []
         assert found.request["prompt_embeds"] == {"media": 0}
-        assert [medium.data for medium in found.media] == [data]
+        assert [medium.data for medium in found.unstored] == [data]
 
 
 def test_the_digest_covers_the_file(admitting: Admit, hidden_size: int) -> None:
@@ -75,7 +76,7 @@ def test_bfloat16_and_what_other_libraries_write(admitting: Admit, hidden_size: 
     embeds = torch.randn(4, hidden_size, dtype=torch.bfloat16)
     written_by_torch = save_torch({"prompt_embeds": embeds}, metadata={"format": "pt"})
     for data in (written_by_torch, PromptEmbedsPayload.from_numpy(rows(2, hidden_size)).encode()):
-        assert [medium.data for medium in admitting(data).media] == [data]
+        assert [medium.data for medium in admitting(data).unstored] == [data]
 
 
 def refusals(hidden_size: int) -> dict[str, tuple[dict[str, Any], bytes | None, str, str]]:
@@ -130,7 +131,7 @@ def test_the_processor_passes_them_on(
         assert isinstance(prompt, OmniTokensPrompt)
         return prompt
 
-    prompt = made_of(job.media[0].data)
+    prompt = made_of(job.unstored[0].data)
     assert prompt.prompt_embeds is not None
     assert np.array_equal(prompt.prompt_embeds.numpy(), embeds)
     assert (list(prompt.prompt_token_ids), prompt.capture) == ([], True)
@@ -139,7 +140,7 @@ def test_the_processor_passes_them_on(
         made_of(save({"prompt_embeds": rows(6, hidden_size + 1)}))
     assert (wrong.value.field, wrong.value.stage) == ("prompt_embeds.shape", "thinker")
     with pytest.raises(PayloadCorrupt) as corrupt:
-        made_of(job.media[0].data[:-4])
+        made_of(job.unstored[0].data[:-4])
     assert corrupt.value.stage == "thinker"
 
 

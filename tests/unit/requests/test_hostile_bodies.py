@@ -6,7 +6,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import pytest
 
 from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
 from omni_jobs.intake.admissions import Admissions
-from omni_jobs.intake.submit_request import SubmitRequest
+from omni_jobs.intake.lanes import Lanes
+from omni_jobs.intake.refusals import results_of
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers
-from omni_jobs.requests import admit, parse
+from omni_jobs.requests import Submission, Upload, admit, parse
 from omni_jobs.requests import json_body as bodies
 from omni_jobs.requests.json_body import canonical, parse_body
 from omni_jobs.settings import Settings
@@ -61,7 +62,7 @@ def test_a_body_is_refused_at_little_cost(pipelines: Pipelines, name: str) -> No
     with others() as stood:
         begin = time.perf_counter()
         with pytest.raises(InvalidInput):
-            admit(body, pipelines, Settings())
+            admit(parse(body, Settings()), pipelines, Settings())
         took = time.perf_counter() - begin
     assert took < SECONDS
     assert stood[0] < STOOD_S
@@ -85,7 +86,7 @@ def texts() -> dict[str, str]:
 def test_the_longest_text_is_taken_whatever_it_holds(pipelines: Pipelines, name: str, ascii_only: bool) -> None:
     text = texts()[name]
     body = {"model": "echo", "messages": [{"role": "user", "content": text}], "metadata": {"k": "v"}}
-    found = admit(json.dumps(body, ensure_ascii=ascii_only).encode(), pipelines, Settings())
+    found = admit(parse(json.dumps(body, ensure_ascii=ascii_only).encode(), Settings()), pipelines, Settings())
     assert found.request["messages"][0]["content"] == text
     assert found.metadata == {"k": "v"}
 
@@ -124,10 +125,9 @@ def test_what_is_read_is_what_json_reads(seed: int) -> None:
     for options in ({}, {"ensure_ascii": False}, {"indent": 3}):
         body = json.dumps(value, **options).encode()
         for written in (body, bytearray(body.replace(b"/", b"\\/"))):  # as PHP writes it
-            found, long = parse_body(written, 1 << 30, 1 << 30)
-            assert b"".join(canonical(found, long)) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-            assert len(long) == 2
-            assert whole(found, long) == value
+            found = parse_body(written, 1 << 30, 1 << 30)
+            assert b"".join(canonical(found)) == json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+            assert whole(found) == value
 
 
 def media(random_: random.Random) -> dict[str, object]:
@@ -137,13 +137,16 @@ def media(random_: random.Random) -> dict[str, object]:
     return {"messages": [{"content": "Look:"}, {"content": parts}], "prompt_embeds": {"data": encoded[1]}}
 
 
-def whole(value: object, long: Mapping[str, memoryview]) -> object:
-    """The tree with its long strings."""
+def whole(value: object) -> object:
+    """The tree with the text of its Uploads, of which a ``str`` was never made: their strings are long."""
     if isinstance(value, dict):
-        return {name: whole(item, long) for name, item in value.items()}
+        return {name: whole(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [whole(item, long) for item in value]
-    return str(long[value], "ascii") if isinstance(value, str) and value in long else value
+        return [whole(item) for item in value]
+    if isinstance(value, Upload):
+        assert isinstance(value.encoded, memoryview)
+        return str(value.encoded, "ascii")
+    return value
 
 
 def test_a_long_string_is_a_medium_where_media_stand_and_nowhere_else() -> None:
@@ -155,7 +158,7 @@ def test_a_long_string_is_a_medium_where_media_stand_and_nowhere_else() -> None:
         {"prompt_embeds": [{"data": long}], "data": long},
     ]
     for value in places:
-        assert parse_body(json.dumps(value).encode(), 1 << 30, 1 << 30) == (value, {})
+        assert parse_body(json.dumps(value).encode(), 1 << 30, 1 << 30) == value
 
 
 def test_long_strings_that_are_no_media_are_text() -> None:
@@ -174,7 +177,7 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
 
     def looked_at() -> None:
         with suppress(InvalidInput):
-            admit(body, pipelines, Settings())
+            admit(parse(body, Settings()), pipelines, Settings())
 
     looked_at()
     gc.collect()
@@ -188,11 +191,14 @@ def test_a_body_is_freed_at_once(name: str, pipelines: Pipelines, monkeypatch: p
 
 async def test_refusals_that_are_kept_keep_nothing_else(pipelines: Pipelines) -> None:
     """Those of a bulk's lines stand in a list, to which the traceback of each would lead."""
-    admissions = Admissions(Settings(), pipelines, Renderers(Settings()), MediaWall(Settings()))
+    settings = Settings()
+    admissions = Admissions(settings, pipelines, Renderers(settings), MediaWall(settings), Lanes(1))
     body = json.dumps({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}).encode()
 
     async def refused() -> None:
-        answers = await admissions.admit([SubmitRequest(b"{"), *[SubmitRequest(body)] * 3], wait_for_decoders=True)
+        not_json, *parsed = results_of(lambda line: parse(line, settings), [b"{", *[body] * 3])
+        submissions = [each for each in parsed if isinstance(each, Submission)]
+        answers = [not_json, *await admissions.admit(submissions, wait_for_decoders=True)]
         assert [type(answer) for answer in answers] == [InvalidRequest, NotFound, NotFound, NotFound]
 
     await refused()
@@ -221,7 +227,7 @@ def test_what_is_cut_or_damaged_is_what_json_refuses(seed: int) -> None:
                 parse_body(bytes(body), 1 << 30, 1 << 30)
             continue
         try:
-            found, _ = parse_body(bytes(body), 1 << 30, 1 << 30)
+            found = parse_body(bytes(body), 1 << 30, 1 << 30)
         except InvalidRequest as error:
             assert re.search(r"U\+|twice|a key has|64 bits", str(error))  # noqa: PT017 — of what JSON takes, these are refused
         else:
@@ -257,4 +263,4 @@ def test_numbers_beyond_64_bits_are_refused(number: str) -> None:
 
 def test_numbers_of_64_bits_are_read() -> None:
     body = b"[18446744073709551615, -9223372036854775808, 1.7976931348623157e308]"
-    assert parse_body(b'{"n": %b}' % body, 1 << 30, 1 << 30)[0] == {"n": json.loads(body)}
+    assert parse_body(b'{"n": %b}' % body, 1 << 30, 1 << 30) == {"n": json.loads(body)}

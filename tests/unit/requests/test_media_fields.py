@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.requests.content import decode_base64
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import canonical, parse_body
+from omni_jobs.requests.upload import Upload
 
 DATA = bytes(range(256)) * 1_000
 PLAIN = base64.b64encode(DATA).decode()
@@ -34,13 +34,13 @@ FORMS = {
 def test_base64_is_taken_as_clients_write_it(form: str, is_view: bool) -> None:
     text = FORMS[form]
     encoded: Any = memoryview(text.encode()) if is_view else text
-    assert decode_base64(encoded, "data") == DATA
+    assert Upload(encoded=encoded).read("data") == DATA
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_length_of_padding(size: int) -> None:
     text = base64.b64encode(bytes(size)).decode()
-    assert decode_base64(text, "data") == decode_base64(text.rstrip("="), "data") == bytes(size)
+    assert Upload(encoded=text).read("data") == Upload(encoded=text.rstrip("=")).read("data") == bytes(size)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_every_length_of_padding(size: int) -> None:
 )  # fmt: skip
 def test_what_is_no_base64_is_refused(encoded: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        decode_base64(encoded, "messages.0")
+        Upload(encoded=encoded).read("messages.0")
     assert refused.value.field == "messages.0"
 
 
 def test_a_picture_needs_a_url() -> None:
     with pytest.raises(InvalidRequest, match="must be a data: URL"):
-        decode_base64(PLAIN, "url", is_url=True)
+        Upload(encoded=PLAIN).read("url", is_url=True)
 
 
 def _body(data: str) -> dict[str, Any]:
@@ -66,15 +66,20 @@ def _body(data: str) -> dict[str, Any]:
     return {"model": "x", "messages": [{"role": "user", "content": [part]}]}
 
 
+def upload_of(tree: dict[str, Any]) -> Upload:
+    upload = tree["messages"][0]["content"][0]["input_audio"]["data"]
+    assert isinstance(upload, Upload)
+    return upload
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_long_media_are_kept_out_of_the_text_however_they_are_written(form: str) -> None:
     """8 bytes of text are the most, so that a medium that was taken for a text would be refused."""
     body = _body(FORMS[form])
-    tree, long = parse_body(json.dumps(body).encode(), 1 << 20, 8)
-    (name,) = long
-    assert decode_base64(long[name], "data") == DATA
+    tree = parse_body(json.dumps(body).encode(), 1 << 20, 8)
+    assert upload_of(tree).read("data") == DATA
     JobRequest.parse(tree)
-    assert b"".join(canonical(tree, long)).startswith(b'{"messages":')
+    assert b"".join(canonical(tree)).startswith(b'{"messages":')
 
 
 @pytest.mark.parametrize("shift", range(7))
@@ -84,8 +89,9 @@ def test_escaped_signs_of_base64_do_not_make_a_medium_a_text(shift: int) -> None
     for plus, slash, equals in (("\\u002B", "/", "="), ("+", "\\u002f", "\\u003d"), ("\\u002b", "\\/", "\\u003D")):
         written = json.dumps(_body("A" * shift + data))
         written = written.replace("+", plus).replace("/", slash).replace("=", equals)
-        _, long = parse_body(written.encode(), 4 << 20, 8)
-        assert [bytes(value) for value in long.values()] == [("A" * shift + data).encode()]
+        encoded = upload_of(parse_body(written.encode(), 4 << 20, 8)).encoded
+        assert isinstance(encoded, memoryview)
+        assert bytes(encoded) == ("A" * shift + data).encode()
 
 
 def test_a_line_that_breaks_within_a_string_is_no_json() -> None:
@@ -97,7 +103,7 @@ def test_a_line_that_breaks_within_a_string_is_no_json() -> None:
 def test_a_byte_order_mark_is_passed_over(data: str) -> None:
     body = json.dumps(_body(data)).encode()
     trees = [parse_body(begin + body, 1 << 20, 1 << 20) for begin in (b"", b"\xef\xbb\xbf")]
-    assert len({b"".join(canonical(tree, long)) for tree, long in trees}) == 1
+    assert len({b"".join(canonical(tree)) for tree in trees}) == 1
     with pytest.raises(InvalidRequest):
         parse_body(b"\xef\xbb\xbf\xef\xbb\xbf" + body, 1 << 20, 1 << 20)
 

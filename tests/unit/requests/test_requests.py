@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from omni_jobs.api.examples import SUBMITS
 from omni_jobs.errors import InvalidRequest, ModelMissing, NotFound, OmniJobsError, RequestTooLarge
 from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import AdmittedRequest, JobRequest, admit, cancel_after, check_deadline
+from omni_jobs.requests import JobRequest, admit, cancel_after, check_deadline, cost, parse
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 
@@ -43,10 +45,10 @@ def wall() -> Iterator[None]:
     _WALLS.clear()
 
 
-def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> AdmittedRequest:
+def admitted(pipelines: Pipelines, settings: Settings, **body: Any) -> NewJob:
     usual = MediaLimits.of(settings) == MediaLimits.of(USUAL)
     whole = {"model": "qwen2_5_omni", "messages": HELLO, **body}
-    return admit(whole, pipelines, settings, wall=_WALLS[0] if usual else None)
+    return admit(parse(whole, settings), pipelines, settings, wall=_WALLS[0] if usual else None)
 
 
 def says(*content: Any, role: str = "user") -> list[dict[str, Any]]:
@@ -56,7 +58,16 @@ def says(*content: Any, role: str = "user") -> list[dict[str, Any]]:
 # What is admitted
 
 
-def test_a_prompt_has_the_tokens_that_its_model_counts(pipelines: Pipelines, settings: Settings) -> None:
+@pytest.fixture
+def prompt_tokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[NewJob], float]:
+    """Return how many tokens of a prompt a job of usual parameters pays for, where each is paid for."""
+    monkeypatch.setattr(cost, "USUAL_PROMPT", 0)
+    return lambda job: (job.cost - 1) * cost.TOKENS_OF_COST_1
+
+
+def test_a_prompt_has_the_tokens_that_its_model_counts(
+    pipelines: Pipelines, settings: Settings, prompt_tokens: Callable[[NewJob], float]
+) -> None:
     contents = [
         {"type": "text", "text": "Hello"},
         {"type": "text", "text": "long words " * 100},
@@ -64,7 +75,7 @@ def test_a_prompt_has_the_tokens_that_its_model_counts(pipelines: Pipelines, set
         samples.audio_part(samples.wav(5.0)),
     ]
     short, long, sound, longer_sound = (
-        admitted(pipelines, settings, messages=says(content, {"type": "text", "text": "Hello"})).prompt_tokens
+        prompt_tokens(admitted(pipelines, settings, messages=says(content, {"type": "text", "text": "Hello"})))
         for content in contents
     )
     assert 0 < short < long
@@ -72,12 +83,12 @@ def test_a_prompt_has_the_tokens_that_its_model_counts(pipelines: Pipelines, set
 
 
 def test_where_no_model_counts_the_tokens_of_a_prompt_its_size_tells_them(
-    pipelines: Pipelines, settings: Settings
+    pipelines: Pipelines, settings: Settings, prompt_tokens: Callable[[NewJob], float]
 ) -> None:
     said = [{"role": "user", "content": "é" * 4000}]
-    assert admitted(pipelines, settings, model="echo", messages=said).prompt_tokens == 2000
+    assert prompt_tokens(admitted(pipelines, settings, model="echo", messages=said)) == 2000
     picture = says(samples.image_part(samples.image(280, 140)))
-    assert admitted(pipelines, settings, model="upscale", messages=picture).prompt_tokens == 50
+    assert prompt_tokens(admitted(pipelines, settings, model="upscale", messages=picture)) == 50
 
 
 def test_the_least_request(pipelines: Pipelines, settings: Settings) -> None:
@@ -90,7 +101,7 @@ def test_the_least_request(pipelines: Pipelines, settings: Settings) -> None:
         "return_token_ids": False,
     }
     assert [stage.name for stage in found.stages] == ["thinker"]
-    assert found.media == []
+    assert found.unstored == []
     assert 0 <= found.seed < 1 << 63
     assert found.metadata == {}
 
@@ -136,7 +147,7 @@ def test_the_whole_request(pipelines: Pipelines, settings: Settings) -> None:
         "code2wav": {"steps": 4},
     }
     assert found.request["return_token_ids"] is True
-    assert [(media.media_type, media.data) for media in found.media] == [
+    assert [(media.media_type, media.data) for media in found.unstored] == [
         ("audio/wav", WAV),
         ("image/png", image),
         ("video/mp4", clip),
@@ -164,24 +175,26 @@ def test_nulls_are_as_good_as_absent(pipelines: Pipelines, settings: Settings) -
 
 def test_bytes_and_objects_are_admitted_alike(pipelines: Pipelines, settings: Settings) -> None:
     body = {"seed": 1, "model": "qwen2_5_omni", "messages": says({"type": "text", "text": "é 中"})}
-    as_object, as_bytes = (admit(form, pipelines, settings) for form in (body, json.dumps(body, indent=1).encode()))
-    assert as_object == as_bytes
-    as_utf8 = admit(json.dumps(body, ensure_ascii=False, sort_keys=True).encode(), pipelines, settings)
+    as_object, as_bytes = (
+        admit(parse(form, settings), pipelines, settings) for form in (body, json.dumps(body, indent=1).encode())
+    )
+    assert replace(as_object, job_id=as_bytes.job_id) == as_bytes
+    as_utf8 = admit(parse(json.dumps(body, ensure_ascii=False, sort_keys=True).encode(), settings), pipelines, settings)
     assert as_utf8.request_digest == as_object.request_digest
-    other = admit({**body, "seed": 2}, pipelines, settings)
+    other = admit(parse({**body, "seed": 2}, settings), pipelines, settings)
     assert other.request_digest != as_object.request_digest
 
 
 def test_a_pipeline_without_a_model(pipelines: Pipelines) -> None:
     body = {"model": "echo", "messages": HELLO, "stages": {"first": {"delay_s": 1, "payload_bytes": 10}}}
-    found = admit(body, pipelines, Settings())
+    found = admit(parse(body, Settings()), pipelines, Settings())
     assert [stage.name for stage in found.stages] == ["first", "second"]
     assert found.request["parameters"] == {"first": {"delay_s": 1, "payload_bytes": 10}}
 
 
 @pytest.mark.parametrize("name", SUBMITS)
 def test_the_documents_examples_are_admitted(pipelines: Pipelines, settings: Settings, name: str) -> None:
-    admit(SUBMITS[name]["value"], pipelines, settings)
+    admit(parse(SUBMITS[name]["value"], settings), pipelines, settings)
 
 
 # Deadlines
@@ -397,7 +410,7 @@ def test_a_pipeline_whose_checkpoint_is_not_here(pipelines: Pipelines) -> None:
 )
 def test_what_another_pipeline_takes(pipelines: Pipelines, body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        admit({"model": "echo", "messages": HELLO, **body}, pipelines, Settings())
+        admit(parse({"model": "echo", "messages": HELLO, **body}, Settings()), pipelines, Settings())
     assert caught.value.field == field
 
 
@@ -424,12 +437,12 @@ def test_what_another_pipeline_takes(pipelines: Pipelines, body: dict[str, Any],
 )
 def test_bodies_that_are_no_request(pipelines: Pipelines, settings: Settings, body: bytes, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        admit(body, pipelines, settings)
+        admit(parse(body, settings), pipelines, settings)
 
 
 def test_a_body_of_very_many_values(pipelines: Pipelines, settings: Settings) -> None:
     with pytest.raises(RequestTooLarge, match="values"):
-        admit(b'{"stages":[' + b"[]," * 1_200_000 + b"[]]}", pipelines, settings)
+        admit(parse(b'{"stages":[' + b"[]," * 1_200_000 + b"[]]}", settings), pipelines, settings)
 
 
 def test_an_object_that_is_no_json(pipelines: Pipelines, settings: Settings) -> None:

@@ -7,13 +7,14 @@ spoil it. Parsing is bounded: a large document is outlined first, on a thread (`
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
-from omni_jobs.requests.content import decode_base64
 from omni_jobs.requests.json_body import outline
+from omni_jobs.requests.upload import Upload
 from workers.runners.remote.failures import bad_answer
 
 MOST_TEXT = 4 << 20
@@ -93,11 +94,10 @@ class Document:
         value = self._string(*path)
         if value is None:
             return None
-        encoded, is_url = self.long.get(value, value), self.is_data_url(*path)
+        encoded = self.long.get(value, value)
+        read = partial(Upload(encoded=encoded).read, _dotted(path), is_url=self.is_data_url(*path))
         try:
-            if len(encoded) <= _SMALL:
-                return decode_base64(encoded, _dotted(path), is_url=is_url)
-            return await asyncio.to_thread(decode_base64, encoded, _dotted(path), is_url=is_url)
+            return read() if len(encoded) <= _SMALL else await asyncio.to_thread(read)
         except InvalidRequest as error:
             raise bad_answer(f"{_dotted(path)}: {error.message}") from None
 

@@ -16,9 +16,10 @@ from PIL import Image
 from omni_jobs.errors import ConfigError, InvalidInput, InvalidRequest
 from omni_jobs.media import ImageInfo
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers, families_of, load_renderer
-from omni_jobs.requests.admission import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.oracles.samples import image, image_part
 from tests.services.checkpoint import TinyCheckpoints
@@ -189,11 +190,9 @@ def test_a_processor_that_sees_pictures_otherwise_is_refused(
 # Requests
 
 
-def admitted(
-    pipelines: Pipelines, checkpoint: Path, body: dict[str, Any], wall: MediaWall | None = None
-) -> AdmittedRequest:
+def admitted(pipelines: Pipelines, checkpoint: Path, body: dict[str, Any], wall: MediaWall | None = None) -> NewJob:
     settings = Settings(models={"glm_image": checkpoint})
-    return admit({"model": "glm_image", **body}, pipelines, settings, Renderers(settings), wall=wall)
+    return admit(parse({"model": "glm_image", **body}, settings), pipelines, settings, Renderers(settings), wall=wall)
 
 
 def test_a_request_is_admitted(pipelines: Pipelines, checkpoint: Path) -> None:
@@ -310,7 +309,7 @@ def test_pictures_that_are_not_edited(
 
 def test_pictures_that_leave_no_room_in_the_context(pipelines: Pipelines, checkpoint: Path, wall: MediaWall) -> None:
     large = saved(Image.new("L", (2048, 2048)))
-    assert len(admitted(pipelines, checkpoint, edit(large, large), wall).media) == 2
+    assert len(admitted(pipelines, checkpoint, edit(large, large), wall).unstored) == 2
     with pytest.raises(InvalidRequest, match="the model takes at most") as refused:
         admitted(pipelines, checkpoint, edit(large, large, large), wall)
     assert refused.value.field == "messages"
@@ -342,7 +341,7 @@ def test_pictures_of_all_kinds_are_edited(
     pipelines: Pipelines, checkpoint: Path, wall: MediaWall, data: bytes, colour: tuple[int, ...]
 ) -> None:
     found = admitted(pipelines, checkpoint, edit(data), wall)
-    media = [medium.data for medium in found.media]
+    media = [medium.data for medium in found.unstored]
     stage = pipelines.named("glm_image").stage("encode")
     given = StageInput("job-1", found.request, media, {}, EncodeParameters(), seed=0, capture=False, wall=wall)
     (pixels,) = Pictures2SourcesProcessor(stage, None)(given).tensors["pixels"]

@@ -14,9 +14,10 @@ from PIL import Image
 from omni_jobs.errors import ConfigError, InvalidInput, ModelMissing
 from omni_jobs.media import ImageInfo
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers, families_of, load_renderer
-from omni_jobs.requests.admission import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.integration.runners.qwen_image_edits import picture
 from workers.models.qwen_image.prompts import QwenImageEditPromptRenderer
@@ -173,9 +174,11 @@ def message(*parts: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": texts}]}
 
 
-def admitted(checkpoint: Path, pipelines: Pipelines, wall: MediaWall, body: dict[str, Any]) -> AdmittedRequest:
+def admitted(checkpoint: Path, pipelines: Pipelines, wall: MediaWall, body: dict[str, Any]) -> NewJob:
     settings = Settings(models={"qwen_image_edit": checkpoint})
-    return admit({"model": "qwen_image_edit", **body}, pipelines, settings, Renderers(settings), wall=wall)
+    return admit(
+        parse({"model": "qwen_image_edit", **body}, settings), pipelines, settings, Renderers(settings), wall=wall
+    )
 
 
 SMALL = part(picture(64, 48))
@@ -223,7 +226,7 @@ def test_what_is_no_edit_is_refused(
 def test_a_checkpoint_of_one_picture_takes_no_two(single: Path, pipelines: Pipelines, wall: MediaWall) -> None:
     with pytest.raises(InvalidInput, match="edits one picture, and the message has 2"):
         admitted(single, pipelines, wall, message(SMALL, SMALL, "x"))
-    assert len(admitted(single, pipelines, wall, message(SMALL, "x")).media) == 1
+    assert len(admitted(single, pipelines, wall, message(SMALL, "x")).unstored) == 1
 
 
 def test_a_picture_too_long_for_the_text_encoder_is_refused(
@@ -268,18 +271,19 @@ def test_an_unusual_picture_is_an_ordinary_one(
 
     job = admitted(checkpoint, pipelines, wall, message(UNUSUAL[name], "make it red"))
     prompts: dict[str, Any] = {}
-    for config in job.stages[:2]:
-        stage = Stage(job.pipeline, config, checkpoint, wall)
+    pipeline = pipelines[job.pipeline]
+    for stage_name in [each.name for each in job.stages[:2]]:
+        stage = Stage(pipeline, pipeline.stage(stage_name), checkpoint, wall)
         assert isinstance(stage.model, OmniModelConfig)
         given = stage.input_of(
             job_id="job-1",
             request=job.request,
-            media=[each.data for each in job.media],
+            media=[each.data for each in job.unstored],
             upstream={},
             seed=1,
             has_successors=True,
         )
-        prompts[config.name] = stage.make_prompt(given)
+        prompts[stage_name] = stage.make_prompt(given)
     (seen,) = prompts["encode"].pictures
     (pixels,) = prompts["sources"].tensors["pictures"]
     narrow = name == "narrow"

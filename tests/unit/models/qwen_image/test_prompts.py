@@ -11,7 +11,7 @@ import pytest
 from omni_jobs.errors import ConfigError, InvalidRequest, OmniJobsError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts import Renderers, families_of, load_renderer
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
@@ -136,7 +136,7 @@ def test_wrong_files_are_refused(older: Path, checkpoint: Path, tmp_path: Path) 
 def refused(pipelines: Pipelines, checkpoint: Path, body: dict[str, Any]) -> OmniJobsError:
     settings = Settings(models={"qwen_image": checkpoint})
     with pytest.raises(InvalidRequest) as caught:
-        admit({"model": "qwen_image", **body}, pipelines, settings, Renderers(settings))
+        admit(parse({"model": "qwen_image", **body}, settings), pipelines, settings, Renderers(settings))
     return caught.value
 
 
@@ -215,7 +215,7 @@ def test_numbers_that_no_picture_has(pipelines: Pipelines, checkpoint: Path, giv
     settings = Settings(models={"qwen_image": checkpoint})
     body = json.dumps({"model": "qwen_image", **user("a boat")})[:-1] + f", {given}}}"
     with pytest.raises(InvalidRequest) as caught:
-        admit(body.encode(), pipelines, settings)
+        admit(parse(body.encode(), settings), pipelines, settings)
     assert caught.value.field == field
 
 
@@ -223,7 +223,7 @@ def test_the_longest_description_is_taken(pipelines: Pipelines, checkpoint: Path
     settings = Settings(models={"qwen_image": checkpoint})
     suffix = 5
     longest = "a" * (1024 - suffix)
-    admitted = admit({"model": "qwen_image", **user(longest)}, pipelines, settings)
+    admitted = admit(parse({"model": "qwen_image", **user(longest)}, settings), pipelines, settings)
     assert admitted.modalities == ("image",)
     assert [stage.name for stage in admitted.stages] == ["encode", "denoise", "decode"]
     error = refused(pipelines, checkpoint, user(longest + "a"))

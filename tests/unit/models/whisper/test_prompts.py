@@ -8,7 +8,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.requests import admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from workers.models.whisper.prompts import WhisperPromptRenderer
 
@@ -80,5 +80,5 @@ def test_admission_refuses_a_language_that_the_checkpoint_does_not_know(
         given = {}
     message = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg=="}}]}
     with pytest.raises(InvalidRequest) as raised:
-        admit({"model": "transcribe", "messages": [message], **given}, Pipelines([pipeline]), settings)
+        admit(parse({"model": "transcribe", "messages": [message], **given}, settings), Pipelines([pipeline]), settings)
     assert raised.value.field == field

@@ -9,8 +9,9 @@ import yaml
 
 from omni_jobs.errors import ConfigError, InvalidRequest, PluginBroken
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
-from omni_jobs.requests import AdmittedRequest, admit
+from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 from workers.models.hibari.prompts import HibariPromptRenderer
@@ -44,7 +45,7 @@ def stage(endpoint: str, processor: str | None = None, **engine: Any) -> dict[st
     return {"kind": "remote", "processor": processor, "produces": produces, "engine": settings}
 
 
-def submitted(directory: Path, stages: dict[str, Any], content: Any) -> AdmittedRequest:
+def submitted(directory: Path, stages: dict[str, Any], content: Any) -> NewJob:
     """Submit a user message to a pipeline of these stages, whose last one makes its output."""
     name, last = list(stages.items())[-1]
     _, modality = MADE.get(last["engine"]["endpoint"], ("text", "text"))
@@ -58,7 +59,7 @@ def submitted(directory: Path, stages: dict[str, Any], content: Any) -> Admitted
     }
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     request = {"model": "far", "messages": [{"role": "user", "content": content}], "modalities": [modality]}
-    return admit(request, Pipelines([load_pipeline(path)]), Settings(), wall=_WALLS[0])
+    return admit(parse(request, Settings()), Pipelines([load_pipeline(path)]), Settings(), wall=_WALLS[0])
 
 
 def refused(directory: Path, stages: dict[str, Any], content: Any) -> tuple[str | None, str]:
@@ -83,7 +84,7 @@ def test_a_transcription_needs_a_recording(tmp_path: Path, content: Any) -> None
 
 
 def test_a_transcription_takes_several_recordings(tmp_path: Path) -> None:
-    assert len(submitted(tmp_path, {"listen": stage("transcriptions")}, [SOUND, TEXT, SOUND]).media) == 2
+    assert len(submitted(tmp_path, {"listen": stage("transcriptions")}, [SOUND, TEXT, SOUND]).unstored) == 2
 
 
 def test_a_transcription_of_made_sound_needs_none(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_video_starts_from_one_picture(tmp_path: Path) -> None:
     field, message = refused(tmp_path, {"film": stage("videos")}, [PICTURE, TEXT, PICTURE])
     assert field == "messages.0.content.2"
     assert "one picture" in message
-    assert len(submitted(tmp_path, {"edit": stage("images")}, [PICTURE, TEXT, PICTURE]).media) == 2
+    assert len(submitted(tmp_path, {"edit": stage("images")}, [PICTURE, TEXT, PICTURE]).unstored) == 2
 
 
 def test_a_chat_of_a_text_needs_one(tmp_path: Path) -> None:
@@ -140,9 +141,9 @@ def test_only_the_stages_that_a_job_runs_are_asked(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**config, "outputs": outputs}, sort_keys=False), encoding="utf-8")
     pipelines = Pipelines([load_pipeline(path)])
     body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
-    admit({**body, "modalities": ["text"]}, pipelines, Settings())
+    admit(parse({**body, "modalities": ["text"]}, Settings()), pipelines, Settings())
     with pytest.raises(InvalidRequest, match="no recording"):
-        admit({**body, "modalities": ["audio"]}, pipelines, Settings())
+        admit(parse({**body, "modalities": ["audio"]}, Settings()), pipelines, Settings())
 
 
 def test_a_check_that_breaks_is_the_plug_ins_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+"""``NewJob``: a job from its admission until it stands in SQL. The intake and ``OmniLLM`` both admit requests to it."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_jobs.identity import DEFAULT_TENANT
+from omni_jobs.priority import Priority
+from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
+
+
+def new_job_id() -> str:
+    """Return a new job id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
+    millis, rest = divmod(time.time_ns(), 1_000_000)
+    fraction = rest * 4096 // 1_000_000  # RFC 9562, 6.2, method 3
+    value = (millis << 80) | (7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
+    return f"job-{value:032x}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewMedium:
+    """One medium of a new job, or the file of its prompt embeddings, decoded from base64."""
+
+    media_type: str  # found in the bytes, whatever the client says
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class NewStage:
+    """A stage of a ``NewJob``; the submit makes a stage run of it."""
+
+    name: str
+    inputs: Sequence[str]  # earlier stages; those that the job has not are left out; empty: the job's request
+    queue: str  # its stage's, Pipeline.queue
+    retries: RetryLimits = DEFAULT_RETRIES
+    queue_limit_s: float | None = None  # when it waits longer than this, its job expires
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A request that was checked whole and can be run.
+
+    job_id           new_job_id()
+    pipeline_digest  Pipeline.digest; "": unknown, any worker of its stages may take it
+    request          JSON: ``model``, ``messages`` (a medium is {"type": "audio", "media": its number}; empty with
+                     ``prompt_embeds``, which is {"media": 0}), ``modalities``, ``audio`` ({"voice", "format"}, if the
+                     job makes audio) and so each further output that is stored as an artifact, ``parameters``
+                     ({stage: {name: value}} as the request sets them), ``return_token_ids``, ``previews`` (if the job
+                     asks for them)
+    stages           those that the job runs, each after its inputs
+    seed             given or drawn, 0 … 2**63-1
+    request_digest   equal for the same request sent again
+    unstored         its media, by number, until they are in the object store
+    media            what the object store has of them: {key, size, digest, media_type}, by number
+    priority         among its tenant's jobs
+    cost             what its turn costs its tenant; 1: a plain job's
+    expires_in_s     seconds from the submit on; at most one of the two is given
+    expires_at       seconds since 1970; it may have passed, because admission has no clock
+    """
+
+    job_id: str
+    pipeline: str
+    pipeline_version: str
+    pipeline_digest: str
+    request: Mapping[str, Any]
+    modalities: Sequence[str]
+    stages: Sequence[NewStage]
+    seed: int
+    request_digest: str
+    unstored: Sequence[NewMedium] = ()
+    media: Sequence[Mapping[str, Any]] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = DEFAULT_TENANT
+    priority: Priority = Priority.NORMAL
+    cost: float = 1.0
+    idempotency_key: str | None = None
+    expires_in_s: float | None = None
+    expires_at: float | None = None

@@ -1,0 +1,30 @@
+"""``Submission``: the one form in which a door hands a submit on to its admission, whatever came to the door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_jobs.requests.job_request import JobRequest
+from omni_jobs.tenants.caller import ANYONE, Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One submit, correct in form and not yet checked against its pipeline. Its admission makes a ``NewJob`` of it.
+
+    request          what is asked for; media stand in it as ``Upload``s
+    sent             what the client sent, as JSON and Uploads: a submit is the same again if this is equal
+    size             how many bytes came, which decides for what it waits (``omni_jobs.intake.lanes``)
+    caller           for whom the job is, and what it may ask for
+    idempotency_key  the caller's name for this submit: sent again, the submit gives the same job
+    expires_in_s     seconds from the submit on after which the job stops by itself (``Cancel-After``)
+    """
+
+    request: JobRequest
+    sent: Mapping[str, Any]
+    size: int
+    caller: Caller = ANYONE
+    idempotency_key: str | None = None
+    expires_in_s: float | None = None
