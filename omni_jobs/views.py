@@ -161,7 +161,7 @@ class WaitingView(_View):
     reason: Literal["turn", "quota", "paused", "no_worker", "loading_model", "retry_backoff"]
     stage: str
     pipeline_version: str  # of the file with which the job was submitted
-    pipeline_digest: str | None  # of that file, as `omni-jobs pipelines check` shows it; null: any file
+    pipeline_digest: str  # of that file, as `omni-jobs pipelines check` shows it
     message: str
     position: int | None = None  # of turn: how many stage runs of one's own stand before it in the line
     position_is_exact: bool = True  # false: it may be more, because only 500 of one's own jobs in a state are looked at

@@ -74,8 +74,8 @@ sa.Table(
     _filled("payloads_gone", sa.Boolean()),
     _filled("inputs_gone", sa.Boolean()),
     _filled("artifacts_gone", sa.Boolean()),
-    _filled("priority", sa.String(10), server_default="normal"),
-    _filled("cost", sa.Double(), server_default=sa.text("1")),
+    _filled("priority", sa.String(10)),
+    _filled("cost", sa.Double()),
     # The last, because who reads a row of SQLite up to a column reads all before it, and a request may be megabytes.
     _filled("request", sa.Text()),
     sa.Index(None, "state", "pipeline", "id"),
@@ -105,7 +105,7 @@ sa.Table(
     _filled("stage", _NAME),
     _filled("queue", sa.String(200)),
     _filled("inputs", sa.Text()),
-    _filled("capture", sa.Boolean()),
+    _filled("has_successors", sa.Boolean()),
     _column("retries", sa.Text()),
     _column("queue_limit_s", sa.Double()),
     _filled("state", sa.String(16)),
@@ -126,11 +126,11 @@ sa.Table(
     _filled("payload_gone", sa.Boolean()),
     _column("finish_reason", sa.String(40)),
     _column("warnings", sa.Text()),
-    _filled("turn", sa.BigInteger(), server_default=sa.text("0")),
+    _filled("turn", sa.BigInteger()),
     _column("apart", sa.String(200)),
-    _filled("pipeline_digest", _DIGEST, server_default=""),
+    _filled("pipeline_digest", _DIGEST),
     _column("snapshot", sa.Text()),
-    _filled("is_high", sa.Boolean(), server_default=sa.false()),
+    _filled("is_high", sa.Boolean()),
     sa.UniqueConstraint("job_id", "position"),
     _index("ix_stage_runs_queued", *_LINE, "id", where="state = 'queued'"),
     _index("ix_stage_runs_apart", *_LINE, where="state = 'queued' AND apart IS NOT NULL"),
@@ -171,7 +171,7 @@ sa.Table(
     _filled("type", sa.String(40)),
     _filled("data", sa.Text()),
     _filled("at", _SECONDS),
-    _filled("number", sa.Integer(), server_default=sa.text("0")),
+    _filled("number", sa.Integer()),
 )
 
 sa.Table(
@@ -195,15 +195,15 @@ sa.Table(
     _filled("started_at", _SECONDS),
     _filled("renewed_at", _SECONDS),
     _filled("lease_until", _SECONDS, index=True),
-    _filled("pipeline_version", sa.String(20), server_default=""),
-    _filled("pipeline_digest", _DIGEST, server_default=""),
+    _filled("pipeline_version", sa.String(20)),
+    _filled("pipeline_digest", _DIGEST),
     _column("pid_space", sa.String(100)),
     _column("pid_started", sa.BigInteger()),
-    _column("loading", sa.Boolean()),
-    _column("heartbeat_s", sa.Double()),
+    _filled("loading", sa.Boolean()),
+    _filled("heartbeat_s", sa.Double()),
     _column("turn", sa.BigInteger()),
     _column("run_s", sa.Double()),
-    _filled("slots_for_high", sa.Integer(), server_default=sa.text("0")),
+    _filled("slots_for_high", sa.Integer()),
 )
 
 sa.Table("paused_stages", _ALL, _key("pipeline", _NAME), _key("stage", _NAME), _filled("at", _SECONDS))
@@ -274,7 +274,7 @@ sa.Table(
     _filled("tenant", _TENANT),
     _filled("turn", sa.BigInteger()),
     _filled("is_let_in", sa.Boolean()),
-    _filled("cost", sa.Double(), server_default=sa.text("1")),
+    _filled("cost", sa.Double()),
     sa.Index(None, "tenant", "is_let_in", "turn", "job_id"),
 )
 

@@ -110,9 +110,13 @@ def _engine(url: URL, connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: psycopg.Connection[Any], record: object) -> None:
-        connection.execute(_SESSION)
+        try:
+            connection.execute(_SESSION)
+            [(pid,)] = connection.execute("SELECT pg_backend_pid()")
+        except BaseException:
+            connection.close()  # SQLAlchemy forgets it
+            raise
         # Behind a pooler the statement of a name may be another client's, because psycopg counts its names.
-        [(pid,)] = connection.execute("SELECT pg_backend_pid()")
         if pid != connection.info.backend_pid:
             prepare_nothing(engine.dialect)
 

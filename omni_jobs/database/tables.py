@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import orjson
-from sqlalchemy import ForeignKey, Index, MetaData, UniqueConstraint, false, literal_column, text
+from sqlalchemy import ForeignKey, Index, MetaData, UniqueConstraint, literal_column, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.elements import ColumnElement
@@ -128,8 +128,7 @@ class JobRow(Base):
     state: Mapped[str] = mapped_column(String(16))  # JobState
     pipeline: Mapped[str] = mapped_column(NameType)
     pipeline_version: Mapped[str] = mapped_column(String(20))
-    # Pipeline.digest of the pipeline file it was submitted with; "": unknown, any worker of the stage may claim it.
-    pipeline_digest: Mapped[str] = mapped_column(String(64))
+    pipeline_digest: Mapped[str] = mapped_column(String(64))  # Pipeline.digest of the file it was submitted with
     modalities: Mapped[Any] = mapped_column(JsonText)  # the outputs asked for
     request: Mapped[Any] = mapped_column(JsonText)  # admitted; media by number
     request_digest: Mapped[str] = mapped_column(String(80))  # equal for the same request sent again
@@ -139,8 +138,8 @@ class JobRow(Base):
     user_metadata: Mapped[Any] = mapped_column("metadata", JsonText)
     seed: Mapped[int] = mapped_column(BigInteger)
     tenant: Mapped[str] = mapped_column(String(64))
-    priority: Mapped[str] = mapped_column(String(10), server_default=text("'normal'"))  # Priority, within its tenant
-    cost: Mapped[float] = mapped_column(Double, server_default=text("1"))  # of a turn; 1: a plain job's
+    priority: Mapped[str] = mapped_column(String(10))  # Priority, within its tenant
+    cost: Mapped[float] = mapped_column(Double)  # of a turn; 1: a plain job's
     error: Mapped[Any | None] = mapped_column(JsonText)  # why it failed or expired
     error_code: Mapped[str | None] = mapped_column(String(40))  # the code of that error, for searches
     ending: Mapped[str | None] = mapped_column(String(16))  # cancelling: the JobState it will end in
@@ -183,13 +182,12 @@ class StageRunRow(Base):
     position: Mapped[int]  # in the job; every stage comes after its inputs
     pipeline: Mapped[str] = mapped_column(NameType)
     stage: Mapped[str] = mapped_column(NameType)
-    # JobRow.pipeline_digest. "" until a worker of the stage serves, whose file the stage run then gets.
-    pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+    pipeline_digest: Mapped[str] = mapped_column(String(64))  # JobRow.pipeline_digest
     queue: Mapped[str] = mapped_column(String(200))  # where its doorbells go
-    is_high: Mapped[bool] = mapped_column(server_default=false())  # its job's priority: it may take a kept slot
-    turn: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))  # its job's: the lowest is claimed first
+    is_high: Mapped[bool]  # its job's priority: it may take a kept slot
+    turn: Mapped[int] = mapped_column(BigInteger)  # its job's: the lowest is claimed first
     inputs: Mapped[Any] = mapped_column(JsonText)  # the names of the job's stages whose payloads it takes
-    has_successors: Mapped[bool] = mapped_column("capture")  # a later stage of this job takes its payload
+    has_successors: Mapped[bool]  # a later stage of this job takes its payload
     retries: Mapped[Any | None] = mapped_column(JsonText)  # RetryLimits; None: the defaults
     queue_limit_s: Mapped[float | None] = mapped_column(Double)  # how long it may wait to be claimed
     state: Mapped[str] = mapped_column(String(16))  # StageRunState
@@ -251,7 +249,7 @@ class EventRow(Base):
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``, but for concurrent transactions
     job_id: Mapped[str] = mapped_column(String(40))  # no foreign key, because its check costs more than the row
-    number: Mapped[int] = mapped_column(server_default=text("0"))  # within the job, from 1; grows, also after a pruning
+    number: Mapped[int]  # within the job, from 1; grows, also after a pruning
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …
     data: Mapped[Any] = mapped_column(JsonText)  # of a retry also RETRY_TOKEN
     at: Mapped[float] = mapped_column(Seconds)
@@ -281,16 +279,16 @@ class WorkerRow(Base):
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     slots: Mapped[int]  # the number of stage runs that it runs at a time
-    slots_for_high: Mapped[int] = mapped_column(server_default=text("0"))  # of ``slots``, those kept for high jobs
-    pipeline_version: Mapped[str] = mapped_column(String(20), server_default=text("''"))
-    pipeline_digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))  # Pipeline.digest
+    slots_for_high: Mapped[int]  # of ``slots``, those kept for high jobs
+    pipeline_version: Mapped[str] = mapped_column(String(20))
+    pipeline_digest: Mapped[str] = mapped_column(String(64))  # Pipeline.digest
     started_at: Mapped[float] = mapped_column(Seconds)
     renewed_at: Mapped[float] = mapped_column(Seconds)
     lease_until: Mapped[float] = mapped_column(Seconds)
     pid_space: Mapped[str | None] = mapped_column(String(100))  # boot and namespace of its pid; None: not known
     pid_started: Mapped[int | None] = mapped_column(BigInteger)  # tells its process from a later one with the same pid
-    loading: Mapped[bool | None]  # true while it loads its engine: it holds its slot and claims nothing
-    heartbeat_s: Mapped[float | None] = mapped_column(Double)  # how often it renews; None: an older build
+    loading: Mapped[bool]  # true while it loads its engine: it holds its slot and claims nothing
+    heartbeat_s: Mapped[float] = mapped_column(Double)  # how often it renews
     # The highest that it, or who had its slot before, has claimed when no lower one waited; None: none yet.
     turn: Mapped[int | None] = mapped_column(BigInteger)
     # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.

@@ -1,6 +1,6 @@
 """The tables of what tenants use up: turns, room in quotas, stored bytes. :mod:`omni_jobs.jobs` is the only writer."""
 
-from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import BigInteger, Double, Integer, String
 
@@ -31,7 +31,7 @@ class QuotaJobRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64))
     turn: Mapped[int] = mapped_column(BigInteger)  # by which it is let in, among its tenant's jobs alone
-    cost: Mapped[float] = mapped_column(Double, server_default=text("1"))  # JobRow.cost
+    cost: Mapped[float] = mapped_column(Double)  # JobRow.cost
     is_let_in: Mapped[bool]  # into the stages' lines; false: it is held
 
 

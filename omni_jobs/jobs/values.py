@@ -40,7 +40,7 @@ class NewWorker:
     pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
     pid_space: str | None = None  # boot and namespace of the pid; None: not known
     pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
-    heartbeat_s: float | None = None  # how often it renews its lease; None: not known
+    heartbeat_s: float = 1.0  # how often it renews its lease
     slots_for_high: int = 0  # of ``slots``, those kept for high jobs
 
 
@@ -55,7 +55,7 @@ class SlotHolder:
     pid_started: int | None
     renewed_at: float  # seconds since 1970 by the database's clock
     has_lease: bool
-    heartbeat_s: float | None = None  # how often it renews; None: not known
+    heartbeat_s: float  # how often it renews
 
 
 class Renewal(NamedTuple):

@@ -126,7 +126,7 @@ class WorkerSlot:
     def _refuse_if_renewed(self, holder: SlotHolder) -> None:
         """Watch the holder for some of its heartbeats. Raise SlotTaken when it renews its lease."""
         pause = self._heartbeat_s / 2
-        watch_s = _WATCH_BEATS * (holder.heartbeat_s or self._heartbeat_s) + _WATCH_MORE_S
+        watch_s = _WATCH_BEATS * holder.heartbeat_s + _WATCH_MORE_S
         left = watch_s
         while left > 0:
             if self._stopped.wait(pause):

@@ -36,7 +36,7 @@ FREED_AT_ONCE = 500
 _WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
 
-_SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True))
+_SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_(False))
 
 # Built once, because each worker runs them every second. A lease that is over is renewed as well: as long as the row is
 # there, nobody has taken the slot or the stage runs.
@@ -181,25 +181,6 @@ def forgive(tx: Connection, worker_id: str) -> None:
             apart = "" if is_last_chance(failures, limits) else None
             counts = {"failures": failures, "apart": apart}
             tx.execute(update(StageRunRow).where(StageRunRow.id == row.stage_run_id).values(**counts))
-
-
-def give_files(tx: Connection) -> None:
-    """Give queued stage runs of an unknown pipeline file that of a worker of their stage, so that it may claim them.
-
-    Such are those of jobs that were written before workers compared their files.
-    """
-    live = select(WorkerRow.pipeline, WorkerRow.stage, func.max(WorkerRow.pipeline_digest).label("digest"))
-    for row in tx.execute(live.where(_SERVES).group_by(WorkerRow.pipeline, WorkerRow.stage)).all():
-        tx.execute(
-            update(StageRunRow)
-            .where(
-                StageRunRow.pipeline == row.pipeline,
-                StageRunRow.stage == row.stage,
-                StageRunRow.pipeline_digest == "",
-                state_is(StageRunRow.state, StageRunState.QUEUED),
-            )
-            .values(pipeline_digest=row.digest)
-        )
 
 
 def remove_lost(tx: Connection, since: float) -> None:

@@ -1,4 +1,4 @@
-"""A round of the rescuer, in short transactions: it removes lost workers, gives files, frees, expires, and lets in."""
+"""A round of the rescuer, in short transactions: it removes lost workers, frees, expires, and lets in."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,6 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
         return db.run(lambda tx: (_note(tx, presence), step(tx))[1])  # in each, because a round may be long
 
     db.run(lambda tx: lease.remove_lost(tx, _note(tx, presence)))
-    run(lease.give_files)
     freed, queues = 0, set[str]()
     number = lease.FREED_AT_ONCE
     while number == lease.FREED_AT_ONCE:

@@ -117,7 +117,7 @@ WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids}) AND state || '' = 'qu
 RETURNING id
 
 -- claimed_stage_runs: reads the claimed stage runs in the order of their turns.
-SELECT id, job_id, stage, attempt, inputs, capture, retries, failures, is_high, snapshot FROM stage_runs
+SELECT id, job_id, stage, attempt, inputs, has_successors, retries, failures, is_high, snapshot FROM stage_runs
 WHERE id {ids}
 ORDER BY turn, id
 

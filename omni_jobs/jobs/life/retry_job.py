@@ -57,7 +57,6 @@ _START_OVER = (
         payload_gone=False,
         finish_reason=None,
         warnings=None,
-        snapshot=None,
     )
 )
 _newest = select(func.max(EventRow.number)).where(EventRow.job_id == bindparam("job")).scalar_subquery()
@@ -97,7 +96,6 @@ def retry(
     ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
     if limited is not None:
         tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
-        quota.forget(tx, [job_id])  # its end under an older build left its row
         queues = quota.enter(tx, {job_id: limited})
     else:
         QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
@@ -147,13 +145,11 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
 
 
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
-    """Delete the payloads, snapshots and artifacts of these stage runs, and queue the job like a new one.
+    """Delete the payloads and artifacts of these stage runs, and queue the job like a new one.
 
     Events and errors of long ago go as well.
     """
-    # An end leaves no snapshot, but for one that an older build recorded, which knows of none.
     keys = [run.payload_key for run in runs if run.payload_key is not None]
-    keys += [key for run in runs if run.snapshot is not None for key in run.snapshot.keys]
     ids = [run.id for run in runs]
     keys += [
         ref["key"] for ref in tx.execute(select(ArtifactRow.ref).where(ArtifactRow.stage_run_id.in_(ids))).scalars()
@@ -186,7 +182,7 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
 
 
 def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | None:
-    """Give the job a new turn, as if it had been submitted now, and its stage runs the job's pipeline file.
+    """Give the job a new turn, as if it had been submitted now.
 
     Return its wish for one if its tenant has the limit ``running_jobs``, whose quota gives the turn; else None.
     """
@@ -199,8 +195,7 @@ def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | 
     [turn], _, limited, unknown = take_turns(tx, [wish])
     if only_known_tenants and unknown:
         raise Unauthenticated
-    values = {"turn": turn, "pipeline_digest": job.pipeline_digest, "is_high": job.priority == Priority.HIGH}
-    tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(**values))
+    tx.execute(update(StageRunRow).where(StageRunRow.job_id == job_id).values(turn=turn))
     return wish if job.tenant in limited else None
 
 

@@ -35,7 +35,7 @@ _INSERT_JOBS = _sql.bulk(
 _REQUEST, _METADATA = 5, 9  # their places in a row of _INSERT_JOBS
 _INSERT_STAGE_RUNS = _sql.bulk(
     "insert_stage_runs_unless_there",
-    "job_id position pipeline pipeline_digest stage queue inputs capture retries is_high queue_limit_s "
+    "job_id position pipeline pipeline_digest stage queue inputs has_successors retries is_high queue_limit_s "
     "state turn queued_at due queue_deadline reason",
 )
 _has_key = and_(

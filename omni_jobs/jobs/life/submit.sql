@@ -21,20 +21,20 @@ ON CONFLICT DO NOTHING
 
 -- insert_stage_runs_unless_there: writes the stage runs of jobs.
 -- postgresql
-INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, capture, retries,
+INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, has_successors, retries,
                         queue_limit_s, is_high, state, turn, queued_at, due, queue_deadline, reason, attempt,
                         payload_gone)
 SELECT given.*, 0, false
 FROM {rows} AS given(job_id text, position integer, pipeline text, pipeline_digest text, stage text, queue text,
-                     inputs text, capture boolean, retries text, queue_limit_s double precision, is_high boolean,
+                     inputs text, has_successors boolean, retries text, queue_limit_s double precision, is_high boolean,
                      state text, turn bigint, queued_at double precision, due double precision,
                      queue_deadline double precision, reason text)
 ON CONFLICT DO NOTHING
 RETURNING 1
 -- sqlite
-INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, capture, retries,
+INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, has_successors, retries,
                         queue_limit_s, is_high, state, turn, queued_at, due, queue_deadline, reason, attempt,
                         payload_gone)
-VALUES (:job_id, :position, :pipeline, :pipeline_digest, :stage, :queue, :inputs, :capture, :retries,
+VALUES (:job_id, :position, :pipeline, :pipeline_digest, :stage, :queue, :inputs, :has_successors, :retries,
         :queue_limit_s, :is_high, :state, :turn, :queued_at, :due, :queue_deadline, :reason, 0, 0)
 ON CONFLICT DO NOTHING

@@ -149,14 +149,9 @@ def _give_turns(tx: Connection, tenant: _Tenant, costs: Mapping[str, float]) -> 
     return given
 
 
-def forget(tx: Connection, job_ids: Iterable[str]) -> None:
-    """Delete the rows of these jobs, if they have any. It makes room, and lets in nobody."""
-    _sql["delete_quota_jobs"].run(tx, {"ids": listed(job_ids)})
-
-
 def leave(tx: Connection, jobs: Mapping[str, str]) -> set[str]:
     """Forget these jobs (id to tenant), because they end; let in others and return the queues to ring."""
-    forget(tx, jobs)
+    _sql["delete_quota_jobs"].run(tx, {"ids": listed(jobs)})
     return let_in(tx, jobs.values())
 
 

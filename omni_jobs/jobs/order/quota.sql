@@ -24,13 +24,8 @@ FOR NO KEY UPDATE
 -- sqlite
 SELECT weight, limits FROM tenants WHERE name = :tenant
 
--- count_let_in: counts a tenant's jobs that are let in and have not ended, and reads the last place of these.
--- postgresql
-SELECT count(*), max(quota.turn) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
-WHERE quota.tenant = :tenant AND quota.is_let_in AND job.finished_at IS NULL
--- sqlite
-SELECT count(*), max(quota.turn) FROM quota_jobs AS quota JOIN jobs AS job ON job.id = quota.job_id
-WHERE quota.tenant = :tenant AND quota.is_let_in = 1 AND job.finished_at IS NULL
+-- count_let_in: counts a tenant's jobs that are let in, which have not ended, and reads the last place of these.
+SELECT count(*), max(turn) FROM quota_jobs WHERE tenant = :tenant AND is_let_in = true
 
 -- quota_turns: reads a tenant's last turns of jobs that were let in; of pipeline '', the order of being let in.
 SELECT pipeline, high, normal, low FROM quota_turns WHERE tenant = :tenant

@@ -36,7 +36,7 @@ def lines(tx: Connection) -> list[StageId]:
     An idle system has none, so that it writes nothing.
     """
     served = select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest).where(
-        WorkerRow.lease_until > now(), WorkerRow.loading.is_not(True)
+        WorkerRow.lease_until > now(), WorkerRow.loading.is_(False)
     )
     serving = [StageId(PipelineId(name, digest), stage) for name, stage, digest in tx.execute(served.distinct())]
     found = {each for each in serving if line.length(tx, each)}

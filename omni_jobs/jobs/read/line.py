@@ -125,7 +125,7 @@ _WORKERS = select(
     WorkerRow.stage == bindparam("stage"),
     WorkerRow.pipeline_digest == bindparam("pipeline_digest"),
     WorkerRow.lease_until > now(),
-    WorkerRow.loading.is_not(True),
+    WorkerRow.loading.is_(False),
 )
 _FACTORS = select(CalibrationRow.low_factor, CalibrationRow.high_factor).where(
     CalibrationRow.pipeline == bindparam("pipeline"), CalibrationRow.stage == bindparam("stage")

@@ -47,7 +47,7 @@ _FILES = (
         WorkerRow.stage,
         WorkerRow.pipeline_digest,
         WorkerRow.pipeline_version,
-        WorkerRow.loading.is_(True).label("is_loading"),
+        WorkerRow.loading,
     )
     .where(WorkerRow.lease_until > now())
     .distinct()
@@ -110,7 +110,7 @@ class _Stages:
         self._serving: dict[_Stage, _Files] = defaultdict(dict)
         self._loading: dict[_Stage, _Files] = defaultdict(dict)
         for row in tx.execute(_FILES):
-            files = self._loading if row.is_loading else self._serving
+            files = self._loading if row.loading else self._serving
             files[row.pipeline, row.stage][row.pipeline_digest] = row.pipeline_version
 
     def obstacle(self, job: AnyRow, run: AnyRow) -> WaitingView | None:
@@ -118,8 +118,8 @@ class _Stages:
         stage = job.pipeline, run.stage
         if stage in self._paused:
             return _view(job, run, "paused", f"stage {run.stage} is paused")
-        if not _has_file(self._serving[stage], job.pipeline_digest):
-            if _has_file(self._loading[stage], job.pipeline_digest):
+        if job.pipeline_digest not in self._serving[stage]:
+            if job.pipeline_digest in self._loading[stage]:
                 return _view(job, run, "loading_model", f"the workers of stage {run.stage} load their model")
             return _view(job, run, "no_worker", _no_worker(job, run.stage, self._serving[stage]))
         if run.is_early:
@@ -128,16 +128,11 @@ class _Stages:
         return None
 
 
-def _has_file(files: _Files, digest: str) -> bool:
-    """Return whether a worker with one of these files may claim a stage run with this digest; "" fits any file."""
-    return digest in files or (not digest and bool(files))
-
-
 def _no_worker(job: AnyRow, stage: str, others: _Files) -> str:
     """Say that no worker has the job's pipeline file; ``others`` are those of live workers."""
     if not others:
         return f"no worker of stage {stage} serves"
-    known = ", ".join(sorted(f"{theirs} (digest {its or 'unknown'})" for its, theirs in others.items()))
+    known = ", ".join(sorted(f"{theirs} (digest {its})" for its, theirs in others.items()))
     return (
         f"no worker of stage {stage} has the pipeline file that the job was submitted with, "
         f"version {job.pipeline_version} (digest {job.pipeline_digest}); "
@@ -180,7 +175,7 @@ def _view(job: AnyRow, run: AnyRow, reason: str, message: str, **more: Any) -> W
         reason=reason,  # type: ignore[arg-type]
         stage=run.stage,
         pipeline_version=job.pipeline_version,
-        pipeline_digest=job.pipeline_digest or None,
+        pipeline_digest=job.pipeline_digest,
         message=message,
         **more,
     )

@@ -19,8 +19,9 @@ postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indire
 sqlite_only = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 INSERT_WORKER = text(
-    "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until)"
-    " VALUES (:id, :id, 'p', 't', 'h', 1, 0, 0, 0, 0)"
+    "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until,"
+    " heartbeat_s, slots_for_high, loading, pipeline_version, pipeline_digest)"
+    " VALUES (:id, :id, 'p', 't', 'h', 1, 0, 0, 0, 0, 1, 0, false, '1', 'd')"
 )
 MORE_SLOTS = text("UPDATE workers SET slots = slots + 1 WHERE id = :id")
 SLOTS = text("SELECT slots FROM workers ORDER BY id")

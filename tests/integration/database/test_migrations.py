@@ -79,8 +79,9 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
     with database.begin() as connection:
         connection.execute(
             text(
-                "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until)"
-                " VALUES ('w', 's', 'p', 't', 'h', 1, 1, 0, 0, 0)"
+                "INSERT INTO workers (id, slot, pipeline, stage, host, pid, slots, started_at, renewed_at, lease_until,"
+                " heartbeat_s, slots_for_high, loading, pipeline_version, pipeline_digest)"
+                " VALUES ('w', 's', 'p', 't', 'h', 1, 1, 0, 0, 0, 1, 0, false, '1', 'd')"
             )
         )
     database.migrate()

@@ -45,8 +45,11 @@ WRONG = of("SELECT 1 / (length(:zero) - 1)")
 
 @pytest.fixture
 def worker(database: Database) -> str:
-    row: dict[str, Any] = dict.fromkeys(("pid", "slots", "started_at", "renewed_at", "lease_until"), 0)
-    row |= dict.fromkeys(("slot", "pipeline", "stage", "host"), "x")
+    row: dict[str, Any] = dict.fromkeys(
+        ("pid", "slots", "slots_for_high", "started_at", "renewed_at", "lease_until"), 0
+    )
+    row |= dict.fromkeys(("slot", "pipeline", "stage", "host", "pipeline_version", "pipeline_digest"), "x")
+    row |= {"loading": False, "heartbeat_s": 1.0}
     database.run(lambda tx: tx.execute(insert(WorkerRow).values(id="a", **row)))
     return "a"
 

@@ -719,7 +719,7 @@ def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["serves", "loads"])
-@pytest.mark.parametrize("known", [True, False], ids=["a process here", "a row of an older build"])
+@pytest.mark.parametrize("known", [True, False], ids=["a process here", "one without /proc"])
 async def test_the_slot_of_a_living_worker_is_refused(database: Database, known: bool, loading: bool) -> None:
     about = of_process(os.getpid(), incarnation.started(os.getpid())) if known else None
     holder = Bench(database, worker=about)

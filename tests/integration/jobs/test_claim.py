@@ -356,10 +356,10 @@ def test_a_suspect_whose_claim_was_lost_comes_alone_again(database_url: str) -> 
 # plans
 
 FILL = """
-INSERT INTO stage_runs (job_id, position, pipeline, stage, pipeline_digest, queue, turn, inputs, capture, state,
+INSERT INTO stage_runs (job_id, position, pipeline, stage, pipeline_digest, queue, turn, inputs, has_successors, state,
                         attempt, apart, is_high, due, payload_gone)
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 40)
-SELECT job_id, n, pipeline, stage, pipeline_digest, queue, turn + 1000 * n, inputs, capture, state, attempt,
+SELECT job_id, n, pipeline, stage, pipeline_digest, queue, turn + 1000 * n, inputs, has_successors, state, attempt,
        CASE WHEN n = 7 AND turn % 3 = 0 THEN 'other' END, n = 9, due, payload_gone
 FROM stage_runs, numbers
 """

@@ -65,7 +65,7 @@ class Stage:
     name: str
     inputs: list[str]
     turn: int  # its job's
-    digest: str  # of the pipeline file; "" until a rescue finds a worker of the stage
+    digest: str  # of the pipeline file
     is_high: bool  # its job's priority
     apart: str | None = None  # a suspect: who waits to run it alone, or ""
     state: str = "pending"
@@ -206,13 +206,6 @@ class Model:
         ]
         return sorted(found, key=lambda each: (each[1].turn, each[1].id))
 
-    def give_files(self) -> None:
-        """What is queued and of an unknown pipeline file gets that of a worker of its stage."""
-        for _, stage in self.all_stages():
-            live = [self.digests[worker] for worker in self.workers if worker[0] == stage.name]
-            if stage.state == "queued" and not stage.digest and live:
-                stage.digest = max(live)
-
 
 class JobsMachine(RuleBasedStateMachine):
     """One history."""
@@ -257,7 +250,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     @rule(
         graph=st.sampled_from(sorted(GRAPHS)),
-        digest=st.sampled_from((*DIGESTS, "")),
+        digest=st.sampled_from(DIGESTS),
         tenant=st.sampled_from(sorted(WEIGHTS)),
         priority=st.sampled_from(Priority),
     )
@@ -407,7 +400,6 @@ class JobsMachine(RuleBasedStateMachine):
         for worker in self.model.expired:
             self.model.workers.pop(worker, None)
         self.model.expired.clear()
-        self.model.give_files()
         lost = {
             stage.owner
             for _, stage in self.model.all_stages()
@@ -772,7 +764,7 @@ class JobsMachine(RuleBasedStateMachine):
     def somebody_may(self, job: Job, stage: Stage) -> bool:
         """Whether a live worker of the stage has the job's pipeline file."""
         return any(
-            self.is_live(worker) and worker[0] == stage.name and job.digest in ("", self.model.digests[worker])
+            self.is_live(worker) and worker[0] == stage.name and job.digest == self.model.digests[worker]
             for worker in self.model.workers
         )
 

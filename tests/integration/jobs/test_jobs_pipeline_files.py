@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, OutOfMemory
-from omni_jobs.jobs import Claim, Jobs, NewWorker, as_written
+from omni_jobs.jobs import Claim, Jobs, as_written
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     CHAIN,
@@ -84,24 +84,6 @@ def test_retried_by_its_user_a_job_keeps_its_file(jobs: Jobs) -> None:
     jobs.retry(a.job_id)
     assert claim(jobs, "new") == []
     assert ids(claim(jobs, "old")) == [a.job_id]
-
-
-def test_a_job_whose_file_is_unknown_gets_that_of_a_worker_that_serves(jobs: Jobs, database: Database) -> None:
-    [job_id] = submit(jobs, "", graph={"first": []})
-    loading = NewWorker("loads", "loads", "echo", "first", "host", 1, 4, "1", "d3")
-    jobs.register_worker(loading, 60.0, loading=True)
-    jobs.rescue()
-    register(jobs, "w", digest="d2")
-    assert reason(jobs, job_id) == "turn"
-    assert claim(jobs, "w") == []
-    jobs.rescue()
-    [claimed] = claim(jobs, "w")
-    jobs.fail(failed(claimed, "w", ModelError()))
-    jobs.retire_worker("w")
-    register(jobs, "w2", digest="d4")
-    jobs.retry(job_id)  # it may have another file now
-    jobs.rescue()
-    assert ids(claim(jobs, "w2")) == [job_id]
 
 
 # no_worker
@@ -227,10 +209,3 @@ def test_many_ends_keep_each_their_own_reason(jobs: Jobs) -> None:
     reasons = {each.job_id: reason for each, reason in zip(claims, 20 * ["length", None], strict=True)}
     jobs.complete([done(each, "w", finish_reason=reasons[each.job_id]) for each in claims])
     assert {job.id: job.stages[0].finish_reason for job in jobs.list(limit=100).jobs} == reasons
-
-
-def test_rows_of_before_have_none(jobs: Jobs, database: Database) -> None:
-    submit(jobs, "d")
-    with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET finish_reason = NULL, warnings = NULL"))
-    assert jobs.list().jobs[0].warnings == []

@@ -356,17 +356,3 @@ def test_who_joins_while_old_jobs_are_let_in_comes_behind_what_waits(jobs: Jobs)
     late = submit(jobs, 5, tenant="late")
     order = [claim(jobs, "w", 1)[0].job_id for _ in range(8)]
     assert order == [old[2], busy[10], late[0], old[3], busy[11], late[1], busy[12], late[2]]
-
-
-@pytest.mark.usefixtures("tenants")
-def test_a_row_that_an_older_build_left_counts_for_nothing(jobs: Jobs, database: Database) -> None:
-    register(jobs, "w")
-    first, second, third = submit(jobs, 3)
-    with database.begin() as tx:  # the build before ended jobs without a look at these rows
-        tx.execute(text("UPDATE jobs SET state = 'cancelled', finished_at = 1 WHERE id = :id"), {"id": first})
-        tx.execute(text("UPDATE stage_runs SET state = 'cancelled' WHERE job_id = :id"), {"id": first})
-    jobs.rescue()
-    assert held(jobs) == set()
-    jobs.cancel(second)
-    assert jobs.retry(first) == {"echo.first"}
-    assert {each.job_id for each in claim(jobs, "w")} == {first, third}

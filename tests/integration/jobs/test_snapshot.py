@@ -182,17 +182,12 @@ def test_of_a_stage_run_that_waits_it_goes_with_the_job(jobs: Jobs) -> None:
         assert garbage(jobs) == [each.ref.key for each in kept]
 
 
-def test_a_users_retry_begins_anew(jobs: Jobs, claimed: Claim, database: Database) -> None:
+def test_a_users_retry_begins_anew(jobs: Jobs, claimed: Claim) -> None:
     last = snapshot(claimed, 1)
     jobs.record_snapshots([last])
     jobs.fail(failed(claimed, "first", ModelError()))
-    left = snapshot(claimed, 2)  # as the build before leaves it, which ends stage runs and knows no snapshots
-    with database.begin() as tx:
-        set_ = text("UPDATE stage_runs SET snapshot = :snapshot WHERE id = :id")
-        tx.execute(set_, {"snapshot": stored(left).to_json(), "id": claimed.stage_run_id})
-    jobs.collected([note.id for note in jobs.garbage()])
+    assert garbage(jobs) == [last.ref.key]
     jobs.retry(claimed.job_id)
-    assert garbage(jobs) == [left.ref.key]
     [again] = claim(jobs, "first")
     assert (again.attempt, again.snapshot) == (2, None)
 

@@ -94,7 +94,7 @@ WAITING = {
     "reason": "no_worker",
     "stage": "talker",
     "pipeline_version": "1",
-    "pipeline_digest": None,
+    "pipeline_digest": "e7fe4140c44abf06",
     "message": "nobody has \x1b[2J it",
 }
 CUT = {"code": "cut_short", "stage": "talker", "message": "it stopped"}
