@@ -5,7 +5,7 @@ A revision that has been released is never changed: the next one changes the tab
 
 from alembic import context
 
-from omni_jobs.database.tenant_tables import Base
+from omni_jobs.database.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -43,7 +43,7 @@ class NewJob:
     """A request that was checked whole and can be run.
 
     job_id           new_job_id()
-    pipeline_digest  Pipeline.digest; "": unknown, any worker of its stages may take it
+    pipeline_digest  Pipeline.digest: workers of this file alone run it
     request          JSON: ``model``, ``messages`` (a medium is {"type": "audio", "media": its number}; empty with
                      ``prompt_embeds``, which is {"media": 0}), ``modalities``, ``audio`` ({"voice", "format"}, if the
                      job makes audio) and so each further output that is stored as an artifact, ``parameters``

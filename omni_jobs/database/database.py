@@ -13,8 +13,7 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.postgresql import PostgreSQL
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
-from omni_jobs.database.tables import WriteCheckRow
-from omni_jobs.database.tenant_tables import TurnRow
+from omni_jobs.database.tables import Base, WriteCheckRow
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,6 @@ _WRITE_CHECK = (
     .where(WriteCheckRow.id == select(WriteCheckRow.id).with_for_update(skip_locked=True).limit(1).scalar_subquery())
     .values(at=now())
 )
-_TABLES = TurnRow.metadata.tables.keys()  # of both modules
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -155,7 +153,7 @@ class Database:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"
             )
-        if lacking := sorted(_TABLES - names):
+        if lacking := sorted(Base.metadata.tables.keys() - names):
             raise DatabaseUnavailable(f"the database lacks the table {lacking[0]}: restore it from a backup")
 
     def check_writes(self) -> None:

@@ -10,8 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.database import Database
-from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow
-from omni_jobs.database.tenant_tables import TurnRow
+from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow, TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
 from omni_jobs.tenants.tenant_limits import Limits, check_limits, check_name, check_weight

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from omni_jobs.database.statement import Statements, execute_pipelined, listed
-from omni_jobs.database.tables import decode_json
-from omni_jobs.database.tenant_tables import QuotaJobRow
+from omni_jobs.database.tables import QuotaJobRow, decode_json
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.order.turns import Lines, next_turn
 from omni_jobs.jobs.order.virtual_times import Wish, virtual_times

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from omni_jobs.database.database import REVISION, Database
 from omni_jobs.database.migrations import newest_revision
-from omni_jobs.database.tenant_tables import Base
+from omni_jobs.database.tables import Base
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 

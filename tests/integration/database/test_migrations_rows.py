@@ -19,7 +19,7 @@ from sqlalchemy import Connection, MetaData, Table, text
 
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
-from omni_jobs.database.tenant_tables import Base
+from omni_jobs.database.tables import Base
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
