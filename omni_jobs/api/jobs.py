@@ -122,7 +122,7 @@ async def get_job(
 
     has_ended, answer = await run_sync(read)
     connection = request.scope["state"].get("connection")
-    if wait and not has_ended and await services.job_waits.until_ended(job_id, wait, caller.sees, connection):
+    if wait and not has_ended and await services.watch.until_ended(job_id, wait, caller.sees, connection):
         _, answer = await run_sync(read)
     return answer
 

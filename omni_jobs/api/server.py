@@ -42,6 +42,6 @@ class BoundedServer(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the server as uvicorn asks. End the waits for jobs first, because the server waits for their answers."""
-        self.app.state.services.job_waits.release()
+        """Stop the server as uvicorn asks. First let go who watches jobs, because it waits for their answers."""
+        self.app.state.services.watch.release()
         await super().shutdown(sockets)

@@ -7,8 +7,6 @@ from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
 from omni_jobs.api.bulk_answers import AllAnswers
-from omni_jobs.api.cached_value import CachedValue
-from omni_jobs.api.job_waits import JobWaits
 from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
@@ -30,6 +28,8 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.tenants.callers import Callers
 from omni_jobs.views import Counts, ErrorView, Page
+from omni_jobs.watch.cached_value import CachedValue
+from omni_jobs.watch.watch import Watch
 
 _NEWEST_JOBS = 30  # in the status
 _COUNTS_KEPT = 4096  # of as many tenants
@@ -66,11 +66,8 @@ class Services:
         a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2
         of_tenant = settings.max_waits_per_tenant
-        self.job_waits = JobWaits(
-            self.jobs.unfinished,
-            most=most,
-            most_per_tenant=a_tenth if of_tenant is None else of_tenant,
-        )
+        most_of_tenant = a_tenth if of_tenant is None else of_tenant
+        self.watch = Watch(self.jobs.glances, most=most, most_per_tenant=most_of_tenant)
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self._refused, self._troubles)
         self.bulk_answers = AllAnswers(settings)
         most_waiting = max(_LEAST_WAITING, a_tenth)
@@ -115,7 +112,7 @@ class Services:
     async def close(self) -> None:
         """Write the jobs that wait and ring for them, then close all parts."""
         await self.intake.close()
-        self.job_waits.release()
+        self.watch.release()
         self.readiness.close()
         await self.callers.close()
         for close in (self.wall.close, self.relay.close, self.broker.close, self.db.close):

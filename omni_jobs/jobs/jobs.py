@@ -18,13 +18,14 @@ from omni_jobs.jobs.keep import garbage, prune, stored_bytes
 from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.life import claim, complete, progress, retry_job, snapshot, submit
 from omni_jobs.jobs.order import pause
-from omni_jobs.jobs.read import calibrate, counts, job_list, job_view
+from omni_jobs.jobs.read import calibrate, counts, glances, job_list, job_view
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import (
     Claims,
     Completion,
     Failure,
     Garbage,
+    Glance,
     NewSnapshot,
     NewWorker,
     Outcome,
@@ -325,9 +326,9 @@ class Jobs:
         """Return the view of a job, with the estimate of its wait as finely as ``detail`` says. Raises NotFound."""
         return self._db.read(lambda tx: job_view.job_view(tx, job_id, tenant, detail))
 
-    def unfinished(self, job_ids: Sequence[str]) -> set[str]:
-        """Return those of these ids whose job exists and has not ended."""
-        return self._db.read(lambda tx: job_view.unfinished(tx, job_ids))
+    def glances(self, job_ids: Collection[str], with_runs: Collection[str] = ()) -> dict[str, Glance]:
+        """Return glances at those of these jobs that exist, by job id; those at ``with_runs`` have the stage runs."""
+        return self._db.read(lambda tx: glances.glances(tx, job_ids, with_runs))
 
     def known_keys(self, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return those of these tenants' idempotency keys (tenant, key) that name a job already."""

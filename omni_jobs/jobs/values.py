@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Self
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
 from omni_jobs.new_job import NewJob
-from omni_jobs.states import JobState
+from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
+from omni_jobs.views import ProgressView
 
 MOST_RESULT_BYTES = 256 << 20
 """The most bytes of a stage's result, because it stands in SQL, whose own limit would fail a whole transaction."""
@@ -206,6 +207,27 @@ class ProgressReport:
     text: str | None = None  # the whole text until now
     picture: str | None = None  # the newest preview, a data URL
     resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
+
+
+class RunGlance(NamedTuple):
+    """A stage run as one who watches its job sees it."""
+
+    stage: str
+    state: StageRunState
+    attempt: int
+    progress_json: str | None  # while it runs: what its worker reported last
+
+    @property
+    def progress(self) -> ProgressView | None:
+        """What its worker reported last; None before that, and unless it runs."""
+        return None if self.progress_json is None else ProgressView(**decode_json(self.progress_json))
+
+
+class Glance(NamedTuple):
+    """A job as one who watches it sees it."""
+
+    state: JobState
+    runs: tuple[RunGlance, ...] = ()  # in the pipeline's order; none unless they were asked for
 
 
 @dataclass(frozen=True, slots=True)

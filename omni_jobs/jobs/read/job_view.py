@@ -1,7 +1,7 @@
 """Queries of what the API shows of a job: its view, its events, its artifacts."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote
 
@@ -61,7 +61,6 @@ _SHOWN = (
 _JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
 _JOB_OF_TENANT = _JOB.where(JobRow.tenant == bindparam("tenant"))
 _JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
-_UNFINISHED = select(JobRow.id).where(one_of(JobRow.id, _ids), JobRow.finished_at.is_(None))
 _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.id,
     StageRunRow.job_id,
@@ -124,11 +123,6 @@ def _row(tx: Connection, job_id: str, tenant: str | None) -> AnyRow:
 def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
     """Return the views of those of these jobs that exist, the newest first; ``brief`` views have no results."""
     return _views(tx, tx.execute(_JOBS, {"ids": listed(job_ids)}).all(), brief)
-
-
-def unfinished(tx: Connection, job_ids: Iterable[str]) -> set[str]:
-    """Return those of these ids whose job exists and has not ended."""
-    return set(tx.execute(_UNFINISHED, {"ids": listed(job_ids)}).scalars())
 
 
 def events(tx: Connection, job_id: str, tenant: str | None = None) -> list[EventView]:

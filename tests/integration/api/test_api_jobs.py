@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from omni_jobs.cli import Exit, app
 from omni_jobs.errors import ModelError
-from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, Retention, StoredArtifact
+from omni_jobs.jobs import Claim, Completion, Failure, Glance, NewWorker, Retention, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import artifact_key
@@ -106,14 +106,14 @@ def failed(api: ApiServer, job_id: str) -> JobView:
 def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx2.Response]:
     """Send a request that waits for the job's end. Return once the server polls for it."""
     begun = threading.Event()
-    poll = api.services.job_waits._unfinished
+    glances = api.services.watch._glances
 
-    def seen(job_ids: Sequence[str]) -> Collection[str]:
+    def seen(job_ids: Sequence[str], with_runs: Collection[str]) -> Mapping[str, Glance]:
         if job_id in job_ids:
             begun.set()
-        return poll(job_ids)
+        return glances(job_ids, with_runs)
 
-    api.services.job_waits._unfinished = seen
+    api.services.watch._glances = seen
     url = f"http://{api.host}:{api.port}/v1/jobs/{job_id}?wait=60"  # not by the server's own client: it closes first
     answer = pool.submit(httpx2.get, url, timeout=30, trust_env=False)
     assert begun.wait(30)

@@ -334,7 +334,7 @@ def test_a_half_closed_connection_whose_answer_is_not_read(settings: Settings) -
         protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)  # type: ignore[attr-defined]
         get = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
         connection.sendall(get * 3 + LONG_POLL.format(job).encode())
-        while not api.services.job_waits._waits:
+        while not api.services.watch._watchers:
             assert time.monotonic() < deadline, "the poll does not wait"
             time.sleep(0.01)
         assert 0 < protocol.transport.get_write_buffer_size() < 64 << 10  # type: ignore[attr-defined]
@@ -373,12 +373,12 @@ def test_a_client_that_has_left_keeps_no_wait(patient: ApiServer, leaves: str) -
     """Its places are free for others at once: who opens polls and drops them takes nobody's."""
     job = patient.http.post("/v1/jobs", json=ECHO).json()["id"]
     poll = LONG_POLL.format(job).encode()
-    waits = patient.services.job_waits
-    connections = [connected(patient) for _ in range(waits._most)]
+    watch = patient.services.watch
+    connections = [connected(patient) for _ in range(watch._most)]
     for connection in connections:
         connection.sendall(poll)
     deadline = time.monotonic() + WAIT_S
-    while len(waits._waits) < waits._most:
+    while len(watch._watchers) < watch._most:
         assert time.monotonic() < deadline, "the polls do not wait"
         time.sleep(0.01)
     for connection in connections:
@@ -388,7 +388,7 @@ def test_a_client_that_has_left_keeps_no_wait(patient: ApiServer, leaves: str) -
         elif leaves == "resets":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-    while waits._waits:
+    while watch._watchers:
         assert time.monotonic() < deadline, "the waits go on"
         time.sleep(0.01)
 
@@ -485,7 +485,7 @@ def test_when_every_connection_is_busy_one_more_is_answered_server_busy_and_heal
         for _ in range(settings.max_connections):
             stack.enter_context(closing(connected(patient))).sendall(LONG_POLL.format(job).encode())
         deadline = time.monotonic() + WAIT_S
-        while len(patient.services.job_waits._waits) < settings.max_connections:
+        while len(patient.services.watch._watchers) < settings.max_connections:
             assert time.monotonic() < deadline, "the requests do not wait"
             time.sleep(0.01)
         for _ in range(100):  # they take what is spare, and send nothing

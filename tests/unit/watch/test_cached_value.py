@@ -1,4 +1,4 @@
-"""omni_jobs.api.cached_value: how long a value is kept, and who waits for a new one."""
+"""omni_jobs.watch.cached_value: how long a value is kept, and who waits for a new one."""
 
 import asyncio
 import threading
@@ -6,8 +6,8 @@ import threading
 import pytest
 from anyio.to_thread import run_sync
 
-from omni_jobs.api.cached_value import CachedValue
 from omni_jobs.errors import DatabaseUnavailable
+from omni_jobs.watch.cached_value import CachedValue
 
 PATIENCE_S = 30.0
 

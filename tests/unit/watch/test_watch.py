@@ -1,0 +1,330 @@
+"""Who watches jobs: what each is told, how the database is polled for all, and when they are let go."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+
+from omni_jobs.errors import DatabaseUnavailable, ServerBusy
+from omni_jobs.jobs import Glance, RunGlance
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.watch.watch import Watch
+
+LONG_S = 60.0  # a wait that is not let go lasts longer than the tests may
+
+
+class Jobs:
+    """The jobs, all in progress at first, and the polls for them."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, JobState] = {}
+        self.texts: dict[str, str] = {}
+        self.gone: set[str] = set()
+        self.away = self.broken = False
+        self.polls: list[tuple[list[str], set[str]]] = []
+        self.polled = threading.Event()
+
+    def glances(self, job_ids: Sequence[str], with_runs: Collection[str]) -> Mapping[str, Glance]:
+        self.polls.append((list(job_ids), set(with_runs)))
+        self.polled.set()
+        if self.broken:
+            raise RuntimeError("a bug")
+        if self.away:
+            raise DatabaseUnavailable("away")
+        return {
+            job_id: Glance(self.state(job_id), (self.run(job_id),) if job_id in with_runs else ())
+            for job_id in set(job_ids) - self.gone
+        }
+
+    def state(self, job_id: str) -> JobState:
+        return self.states.get(job_id, JobState.IN_PROGRESS)
+
+    def run(self, job_id: str) -> RunGlance:
+        text = self.texts.get(job_id, "")
+        progress = f'{{"done": {len(text)}, "total": null, "unit": "tokens", "text": "{text}"}}'
+        return RunGlance("say", StageRunState.RUNNING, 1, progress)
+
+    def end(self, *job_ids: str) -> None:
+        self.states |= dict.fromkeys(job_ids, JobState.COMPLETED)
+
+    async def poll(self) -> None:
+        """Return after a poll that began after this call."""
+        for _ in range(2):  # the first may have begun before
+            self.polled.clear()
+            await asyncio.to_thread(self.polled.wait, LONG_S)
+
+
+class Client:
+    """A connection of ``omni_jobs.http.places``, as far as a watch knows it."""
+
+    def __init__(self) -> None:
+        self.has_left = False
+        self.when_left: Callable[[], object] | None = None
+        self.tenant = self.in_place_of = None
+        self.holder = ""
+
+    def is_slow(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def end_request(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+@pytest_asyncio.fixture
+async def watch(jobs: Jobs) -> AsyncIterator[Watch]:
+    watch = Watch(jobs.glances)
+    yield watch
+    watch.release()
+
+
+async def next_of(changes: AsyncGenerator[Glance, None]) -> Glance | None:
+    """The next glance; None at the end."""
+    return await asyncio.wait_for(anext(changes, None), 30)
+
+
+# The end of a job
+
+
+async def test_each_wait_ends_with_its_own_job(jobs: Jobs, watch: Watch) -> None:
+    first, again, second = (
+        asyncio.create_task(watch.until_ended(job_id, LONG_S)) for job_id in ("job-1", "job-1", "job-2")
+    )
+    await jobs.poll()
+    assert not any(wait.done() for wait in (first, again, second))
+    jobs.end("job-1")
+    await asyncio.wait_for(asyncio.gather(first, again), 30)
+    await jobs.poll()
+    assert not second.done()
+    jobs.gone.add("job-2")
+    await asyncio.wait_for(second, 30)
+
+
+async def test_no_wait_ends_with_another_state(jobs: Jobs, watch: Watch) -> None:
+    jobs.states["job-1"] = JobState.QUEUED
+    wait = asyncio.create_task(watch.until_ended("job-1", LONG_S))
+    for state in (JobState.IN_PROGRESS, JobState.CANCELLING):
+        await jobs.poll()
+        jobs.states["job-1"] = state
+    await jobs.poll()
+    assert not wait.done()
+    jobs.states["job-1"] = JobState.CANCELLED
+    assert await asyncio.wait_for(wait, 30)
+
+
+async def test_all_are_served_by_one_poll(jobs: Jobs, watch: Watch) -> None:
+    requests = [asyncio.create_task(watch.until_ended(f"job-{n % 10}", LONG_S)) for n in range(100)]
+    await jobs.poll()
+    assert jobs.polls[-1] == ([f"job-{n}" for n in range(10)], set())
+    jobs.end(*(f"job-{n}" for n in range(10)))
+    await asyncio.wait_for(asyncio.gather(*requests), 30)
+
+
+async def test_the_time_is_up(watch: Watch) -> None:
+    assert await asyncio.wait_for(watch.until_ended("job-1", 0.01), 30)
+    assert not watch._watchers
+
+
+# Changes
+
+
+async def test_the_job_comes_first_then_each_change_then_the_end(jobs: Jobs, watch: Watch) -> None:
+    changes = watch.changes("job-1", with_runs=True)
+    jobs.texts["job-1"] = "a"
+    assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    pending = asyncio.create_task(next_of(changes))
+    await jobs.poll()
+    assert not pending.done()
+    jobs.texts["job-1"] = "ab"
+    glance = await pending
+    assert glance is not None
+    progress = glance.runs[0].progress
+    assert progress is not None
+    assert (progress.text, progress.done) == ("ab", 2)
+    jobs.end("job-1")
+    glance = await next_of(changes)
+    assert glance is not None
+    assert glance.state is JobState.COMPLETED
+    assert await next_of(changes) is None
+    assert not watch._watchers
+
+
+async def test_stage_runs_are_read_of_those_jobs_alone_of_which_somebody_wants_them(jobs: Jobs, watch: Watch) -> None:
+    states, also_runs = watch.changes("job-1"), watch.changes("job-1", with_runs=True)
+    other = watch.changes("job-2")
+    assert [len(glance.runs) for glance in await asyncio.gather(*map(anext, (states, also_runs, other)))] == [0, 1, 0]
+    assert jobs.polls[-1] == (["job-1", "job-2"], {"job-1"})
+    pending = asyncio.create_task(next_of(states))
+    jobs.texts["job-1"] = "a"
+    assert await next_of(also_runs) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    await jobs.poll()
+    assert not pending.done()  # what it does not see has not changed for it
+    jobs.states["job-1"] = JobState.CANCELLING
+    assert await pending == Glance(JobState.CANCELLING)
+    await also_runs.aclose()
+    await other.aclose()
+    await jobs.poll()
+    assert jobs.polls[-1] == (["job-1"], set())
+
+
+async def test_who_is_slow_to_take_what_changed_gets_the_newest(jobs: Jobs, watch: Watch) -> None:
+    changes, other = watch.changes("job-1", with_runs=True), watch.changes("job-2")
+    await asyncio.gather(next_of(changes), next_of(other))
+    for text in ("a", "ab", "abc"):
+        jobs.texts["job-1"] = text
+        await jobs.poll()
+    assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    jobs.texts["job-1"] = "abcd"
+    await jobs.poll()
+    jobs.end("job-1")
+    await jobs.poll()
+    jobs.states["job-1"] = JobState.QUEUED  # its user has retried it: that is another watch's
+    await jobs.poll()
+    glance = await next_of(changes)
+    assert glance is not None
+    assert glance.state is JobState.COMPLETED
+    assert await next_of(changes) is None
+
+
+async def test_what_has_ended_is_polled_no_more_though_nobody_has_taken_the_end(jobs: Jobs, watch: Watch) -> None:
+    slow, other = watch.changes("job-1"), watch.changes("job-2")
+    await asyncio.gather(next_of(slow), next_of(other))
+    jobs.end("job-1")
+    await jobs.poll()
+    await jobs.poll()
+    assert jobs.polls[-1] == (["job-2"], set())
+    await slow.aclose()
+
+
+async def test_changes_end_with_a_job_that_is_deleted(jobs: Jobs, watch: Watch) -> None:
+    changes = watch.changes("job-1")
+    await next_of(changes)
+    jobs.gone.add("job-1")
+    assert await next_of(changes) is None
+
+
+# Who leaves, and a database that does not answer
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_a_client_that_leaves_frees_its_place(jobs: Jobs, watch: Watch, taken: int) -> None:
+    client = Client()
+    changes = watch.changes("job-1", connection=client, with_runs=True)
+    for _ in range(taken):
+        await next_of(changes)
+    pending = asyncio.create_task(next_of(changes))
+    async with asyncio.timeout(30):
+        while client.when_left is None:
+            await asyncio.sleep(0)
+    client.when_left()
+    assert await asyncio.wait_for(pending, 30) is None
+    assert not watch._watchers
+    assert client.when_left is None
+    client.has_left = True
+    assert await next_of(watch.changes("job-1", connection=client)) is None
+    assert not await watch.until_ended("job-1", LONG_S, connection=client)
+
+
+async def test_a_job_is_polled_no_more_once_its_request_is_cancelled(jobs: Jobs, watch: Watch) -> None:
+    left = asyncio.create_task(watch.until_ended("job-1", LONG_S))
+    await jobs.poll()
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    async with aclosing(watch.changes("job-2", with_runs=True)) as changes:
+        await next_of(changes)
+    stays = asyncio.create_task(watch.until_ended("job-3", LONG_S))
+    await jobs.poll()
+    assert jobs.polls[-1] == (["job-3"], set())
+    jobs.end("job-3")
+    await asyncio.wait_for(stays, 30)
+
+
+async def test_while_the_database_is_away_no_request_waits(jobs: Jobs, watch: Watch) -> None:
+    jobs.away = True
+    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
+    assert await next_of(watch.changes("job-1")) is None
+    jobs.away = False
+    jobs.end("job-1")
+    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
+
+
+async def test_a_bug_in_a_poll_ends_neither_the_polls_nor_a_wait(jobs: Jobs, watch: Watch) -> None:
+    jobs.broken = True
+    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
+    jobs.broken = False
+    jobs.end("job-2")
+    await asyncio.wait_for(watch.until_ended("job-2", LONG_S), 30)
+
+
+async def test_a_release_lets_all_go_and_nobody_watches_again(jobs: Jobs, watch: Watch) -> None:
+    requests = [asyncio.create_task(watch.until_ended(f"job-{n}", LONG_S)) for n in range(3)]
+    changes = watch.changes("job-3", with_runs=True)
+    await next_of(changes)
+    watch.release()
+    await asyncio.wait_for(asyncio.gather(*requests), 30)
+    assert await next_of(changes) is None
+    assert not await watch.until_ended("job-4", LONG_S)
+    assert await next_of(watch.changes("job-4")) is None
+
+
+# How often, and how many
+
+
+@pytest.mark.parametrize(
+    ("took_s", "pause_s"), [(0.001, 0.05), (0.02, 0.2), (1000.0, 1.0)], ids=["quick", "slow", "very slow"]
+)
+async def test_the_pause_grows_with_the_cost_of_a_poll_but_not_for_ever(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, took_s: float, pause_s: float
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("omni_jobs.watch.watch.asyncio.sleep", noted)
+    times = itertools.count()
+    watch = Watch(jobs.glances, clock=lambda: next(times) * took_s)
+    wait = asyncio.create_task(watch.until_ended("job-1", LONG_S))
+    await asyncio.wait_for(jobs.poll(), 30)
+    watch.release()
+    assert await asyncio.wait_for(wait, 30)
+    assert pauses[0] == 0.05
+    assert pauses[1] == pytest.approx(pause_s)
+
+
+async def test_watchers_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> None:
+    watch = Watch(jobs.glances, most=3, most_per_tenant=2)
+    going = [asyncio.create_task(watch.until_ended("job-1", LONG_S, "a")) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not await asyncio.wait_for(watch.until_ended("job-1", LONG_S, "a"), 30)
+    with pytest.raises(ServerBusy):
+        await anext(watch.changes("job-1", "a"))
+    going.append(asyncio.create_task(watch.until_ended("job-1", LONG_S, "b")))
+    await asyncio.sleep(0)
+    for tenant in ("c", None):
+        assert not await asyncio.wait_for(watch.until_ended("job-1", LONG_S, tenant), 30)
+        with pytest.raises(ServerBusy):
+            await anext(watch.changes("job-1", tenant))
+    going[0].cancel()
+    await asyncio.wait(going[:1])
+    going[0] = asyncio.create_task(watch.until_ended("job-1", LONG_S, "a"))  # its place is free again
+    await asyncio.sleep(0)
+    assert not going[0].done()
+    jobs.end("job-1")
+    assert await asyncio.wait_for(asyncio.gather(*going), 30) == [True] * 3
+    assert not watch._of_tenants
+    assert not watch._watchers
