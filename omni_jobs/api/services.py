@@ -34,8 +34,9 @@ from omni_jobs.watch.watch import Watch
 _NEWEST_JOBS = 30  # in the status
 _COUNTS_KEPT = 4096  # of as many tenants
 _NEWEST_JOBS_KEPT = 256  # of as many tenants; those of one may have 2 MiB
-_LIST_THREADS = 8
+_LIST_THREADS = 6
 _LIST_THREADS_OF_TENANT = 2
+_COUNT_THREADS = 2  # few, because the database may be long at each
 _ARTIFACT_THREADS = 16  # a part is sent once the whole was read, which may take long
 _ARTIFACT_THREADS_OF_TENANT = 4
 _LEAST_WAITING = 16  # requests of a tenant for such threads, where there are few connections
@@ -73,13 +74,14 @@ class Services:
         most_waiting = max(_LEAST_WAITING, a_tenth)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
         self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, most_waiting)
+        self.count_threads = TenantThreads(_COUNT_THREADS, 1)  # however many tenants count, none holds up a list
         self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, most_waiting)
         # Of a tenant, None: of all. What was not read for long is forgotten.
         self.counts = lru_cache(_COUNTS_KEPT)(self._counts)
         self.newest_jobs = lru_cache(_NEWEST_JOBS_KEPT)(self._newest_jobs)
 
     def _counts(self, tenant: str | None) -> CachedValue[Counts]:
-        return CachedValue(partial(self.jobs.counts, tenant), partial(self.list_threads.run, tenant))
+        return CachedValue(partial(self.jobs.counts, tenant), partial(self.count_threads.run, tenant))
 
     def _newest_jobs(self, tenant: str | None) -> CachedValue[Page]:
         def read() -> Page:

@@ -21,7 +21,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.tenant_store import Tenants
-from omni_jobs.views import EventView, JobView
+from omni_jobs.views import Counts, EventView, JobView
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.job_steps import pass_time
 
@@ -466,3 +466,29 @@ def test_a_job_that_cannot_be_deleted_spares_no_other(api: ApiServer) -> None:
     assert result.exit_code == Exit.NOT_FOUND
     assert [said.split(": ")[1] for said in result.stderr.splitlines()] == ["job-0", waiting, "job-1"]
     assert [job["id"] for job in api.http.get("/v1/jobs").json()["jobs"]] == [waiting]
+
+
+def test_slow_counts_hold_up_no_list_of_another_tenant(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tenants look at the status, each of whom has much to count."""
+    job = submitted(api, X_Tenant="quick")
+    counted, go_on = threading.Semaphore(0), threading.Event()
+    counts = api.services.jobs.counts
+
+    def slow(tenant: str | None = None) -> Counts:
+        counted.release()
+        assert go_on.wait(60)
+        return counts(tenant)
+
+    monkeypatch.setattr(api.services.jobs, "counts", slow)
+    url = f"http://{api.host}:{api.port}/v1/status"
+    with ThreadPoolExecutor(20) as pool:
+        looks = [pool.submit(httpx2.get, url, headers={"X-Tenant": f"slow-{n}"}, timeout=90) for n in range(20)]
+        try:
+            assert counted.acquire(timeout=30)
+            while counted.acquire(timeout=1):  # until as many count at once as may
+                pass
+            listed = api.http.get("/v1/jobs", headers={"X-Tenant": "quick"})
+            assert [each["id"] for each in listed.json()["jobs"]] == [job.id]
+        finally:
+            go_on.set()
+        assert {look.result().status_code for look in looks} == {200}
