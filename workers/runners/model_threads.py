@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 from typing import Generic, TypeVar
 
 from omni_jobs.errors import EngineDead
@@ -52,7 +53,6 @@ class ModelThreads:
         except asyncio.CancelledError:
             if self._threads is None and not is_cancelled():
                 raise EngineDead("the runner was closed", stage=self._stage) from None
-            work.is_wanted = False
             await self._gone(work, future)
             raise
 
@@ -61,8 +61,7 @@ class ModelThreads:
             loop.call_soon_threadsafe(self._note, work, by)
 
     def _note(self, work: "_ThreadCall[T]", by: int) -> None:
-        """Note that a call has begun or ended: the threads move."""
-        work.has_begun = True
+        """Count a call that has begun or ended: the threads move."""
         self._in_threads[work.stage_run] += by
         if not self._in_threads[work.stage_run]:
             del self._in_threads[work.stage_run]
@@ -70,16 +69,16 @@ class ModelThreads:
             _resolve(leaving)
 
     async def _gone(self, work: "_ThreadCall[T]", future: "asyncio.Future[T]") -> None:
-        if not work.has_begun and not future.done():
+        if not work.withdraw():
+            await settled(future)
+            return
+        if not future.done():
             leaving = asyncio.get_running_loop().create_future()
             self._leaving.add(leaving)
             future.add_done_callback(lambda _: _resolve(leaving))
             await settled(leaving)
             self._leaving.discard(leaving)
-        if work.has_begun:
-            await settled(future)
-        else:
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
         """End the threads once the calls in them are done, and leave those that take 10 s. Safe to call twice."""
@@ -100,12 +99,21 @@ class _ThreadCall(Generic[T]):
     def __init__(self, call: Callable[[], T], stage_run: int) -> None:
         self._call = call
         self.stage_run = stage_run
-        self.is_wanted = True
-        self.has_begun = False  # for the event loop
+        self._is_wanted = True
+        self._has_begun = False
+        self._lock = Lock()  # a call either begins or is withdrawn
+
+    def withdraw(self) -> bool:
+        """Return whether the call will never begin, because nobody waits for it; False if it has begun."""
+        with self._lock:
+            self._is_wanted = False
+            return not self._has_begun
 
     def make(self, tell: Callable[[int], None]) -> T:
-        if not self.is_wanted:
-            raise EngineDead("nobody waits for this call")
+        with self._lock:
+            if not self._is_wanted:
+                raise EngineDead("nobody waits for this call")
+            self._has_begun = True
         tell(1)
         try:
             with Contained():

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,35 @@ async def test_a_cancelled_call_ends_with_its_thread_and_holds_up_those_behind_i
     await threads.close()
     assert not waiting.begun.is_set(), "nobody waits for it"
     assert set(threads.computing) == set()
+
+
+async def test_a_call_that_begins_as_it_is_cancelled_holds_its_coroutine() -> None:
+    """Its thread has found it wanted, and has not told the loop yet, when another call shows that the threads move."""
+    threads = ModelThreads(2, "stage")
+    wanted, may_tell, tell = threading.Event(), threading.Event(), threads._tell
+
+    def tell_late(loop: asyncio.AbstractEventLoop, work: Any, by: int) -> None:
+        if (work.stage_run, by) == (1, 1):
+            wanted.set()
+            may_tell.wait(60)
+        tell(loop, work, by)
+
+    threads._tell = tell_late  # type: ignore[method-assign]
+    call = Blocking()
+    task = start(threads, call, 1)
+    await asyncio.to_thread(wanted.wait)
+    task.cancel()
+    await asyncio.sleep(0)
+    CURRENT_RUN.set(2)
+    await threads.run(lambda: None)
+    may_tell.set()
+    await asyncio.to_thread(call.begun.wait)
+    assert not task.done()
+    call.may_end.set()
+    async with asyncio.timeout(20):
+        await asyncio.wait({task})
+    assert task.cancelled()
+    await threads.close()
 
 
 async def test_nothing_is_kept_of_the_stage_runs_whose_calls_have_ended() -> None:
