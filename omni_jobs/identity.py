@@ -20,11 +20,6 @@ class StageId(NamedTuple):
     stage: str
 
     @property
-    def queue(self) -> str:
-        """The name of its Celery queue, ``PIPELINE.STAGE``."""
-        return f"{self.pipeline.name}.{self.stage}"
-
-    @property
     def columns(self) -> dict[str, str]:
         """The columns by which rows name it, with their values."""
         return {"pipeline": self.pipeline.name, "stage": self.stage, "pipeline_digest": self.pipeline.digest}

@@ -286,5 +286,13 @@ _write_checks = sa.Table("write_checks", _ALL, _key("id", sa.Integer(), autoincr
 
 
 def upgrade() -> None:
+    # In one order, because among indexes that cost alike PostgreSQL takes the newest; SQLAlchemy keeps them in a set.
+    indexes = sorted(
+        (index for table in _ALL.tables.values() for index in table.indexes), key=lambda each: str(each.name)
+    )
+    for table in _ALL.tables.values():
+        table.indexes.clear()
     _ALL.create_all(op.get_bind(), checkfirst=False)
+    for index in indexes:
+        index.create(op.get_bind())
     op.bulk_insert(_write_checks, [{"id": 1, "at": 0.0}])

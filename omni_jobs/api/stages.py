@@ -27,7 +27,7 @@ def pause_stage(caller: Administrator, name: str, stage: str, services: Services
 def resume_stage(caller: Administrator, name: str, stage: str, services: ServicesDep) -> StagePauseView:
     """Resume a stage: its workers claim again from their next heartbeat on. Resuming it again changes nothing."""
     answer = _changed(services, name, stage, services.jobs.resume)
-    services.relay.ring([services.pipelines.named(name).stage_id(stage).queue])
+    services.relay.ring([services.pipelines.named(name).queue(stage)])
     return answer
 
 

@@ -267,8 +267,11 @@ class Pipeline(_Frozen):
         return StageId(self.id, self.stage(stage).name)
 
     def queue(self, stage: str) -> str:
-        """Return the name of a stage's Celery queue. Raises NotFound."""
-        return self.stage_id(stage).queue
+        """Return the name of a stage's Celery queue, ``PIPELINE.STAGE``. Raises NotFound.
+
+        All versions of a pipeline share it, and no digest is made, because a broken plug-in's pipeline has none.
+        """
+        return f"{self.name}.{self.stage(stage).name}"
 
     def successors(self, stage: str) -> tuple[str, ...]:
         """Return the names of the stages that take this stage's payload, whether or not a job runs them."""

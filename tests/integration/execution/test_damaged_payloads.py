@@ -36,7 +36,7 @@ class Wrong(NamedTuple):
 
 WRONG_LATENTS: Mapping[str, Wrong] = {
     "no latents": Wrong(payload("latents", "denoise", {}), "tensors.latents"),
-    "another model's": Wrong(of_latents(LATENTS[:15]), "latents.shape"),
+    "another model's": Wrong(of_latents(LATENTS[:15]), "tensors.latents.shape"),
     "of another rank": Wrong(of_latents(LATENTS[0]), "tensors.latents.shape"),
     "half an image token": Wrong(of_latents(LATENTS[:, :7].clone()), "latents.shape"),
     "integers": Wrong(of_latents(LATENTS.long()), "tensors.latents.dtype"),

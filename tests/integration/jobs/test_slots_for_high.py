@@ -112,22 +112,6 @@ def test_a_suspect_is_claimed_alone_whatever_slots_are_free(jobs: Jobs, priority
     assert job_ids(jobs.claim("other", 0, of_high=2)) == high
 
 
-def test_a_high_job_of_an_older_build_is_claimed_as_others_are_and_kept_for_by_its_retry(
-    jobs: Jobs, database: Database
-) -> None:
-    [job_id] = submit(jobs, Priority.HIGH)
-    with database.begin() as tx:
-        tx.execute(text("UPDATE stage_runs SET is_high = false, queue = 'echo.first'"))
-    register(jobs, "w")
-    assert job_ids(jobs.claim("w", 0, of_high=1)) == []
-    [claimed] = claim(jobs, "w")
-    assert not claimed.is_high
-    jobs.cancel(job_id)
-    jobs.release([(claimed.stage_run_id, 1)], "w")
-    jobs.retry(job_id)
-    assert job_ids(jobs.claim("w", 0, of_high=1)) == [job_id]
-
-
 def test_what_is_claimed_for_kept_slots_moves_the_virtual_time_no_further_than_the_line(
     jobs: Jobs, database: Database
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from omni_jobs.client import Client
 from omni_jobs.servers import Server
-from tests.remote_stages import Args, engine_settings
+from tests.remote_stages import args, engine_settings
 from workers.runners.remote.remote_runner import RemoteRunner
 
 SCHEMES = [("http", ssl.CERT_NONE), ("https", ssl.CERT_REQUIRED), ("HTTPS", ssl.CERT_REQUIRED)]
@@ -27,7 +27,7 @@ def test_of_our_api(scheme: str, mode: ssl.VerifyMode) -> None:
 
 @pytest.mark.parametrize(("scheme", "mode"), SCHEMES)
 async def test_of_remote_models(scheme: str, mode: ssl.VerifyMode) -> None:
-    runner = RemoteRunner(Args(engine_settings("chat"), {"local": Server(url=f"{scheme}://localhost")}))
+    runner = RemoteRunner(args(engine_settings("chat"), {"local": Server(url=f"{scheme}://localhost")}))
     await runner.start()
     assert runner._client._http is not None
     assert verified_by(runner._client._http) is mode
