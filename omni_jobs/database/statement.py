@@ -1,4 +1,4 @@
-"""Statements by name: SQL as text that stands beside the verb, executed by the database's own driver.
+"""Statements by name: SQL in a file beside the module, executed by the database's own driver.
 
     sql = Statements(__file__)    the statements of ``claim.sql`` for the module ``claim.py``
     sql["claim_next"]             a ``Statement``, for ``rows`` and ``run``
@@ -12,10 +12,10 @@ bulk faster than any statement for all. PostgreSQL gets all rows as one paramete
 client three times as much.
 
 In a file, a line ``-- NAME: what it does`` names the text below it. Below a line ``-- postgresql`` or ``-- sqlite``
-stands the text of that database alone; text below neither is of both. Other lines that begin with ``--`` are comments.
-``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``. All parameters are text. ``:ids`` is
-a JSON list. A bulk statement of PostgreSQL has ``{rows}``, a table of its rows, and ``{keys}``, their first values;
-one of SQLite has parameters that bear the names of the row's columns.
+stands that database's text; a text without such lines is for both. Other lines that begin with ``--`` are comments.
+``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``. Parameters are text. ``:ids`` is a
+JSON list. In bulk, PostgreSQL has ``{rows}``, a table, and ``{keys}`` or ``{key_names}``, "is one of the rows' first
+values"; SQLite has a row's values as parameters, of their own types.
 """
 
 import logging

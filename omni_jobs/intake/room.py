@@ -53,9 +53,9 @@ class _Left(NamedTuple):
 
 @dataclass(slots=True)
 class TakenRoom:
-    """The room of a group of jobs. Call ``made`` for each job that was made; the rest is given back.
+    """The room of a group of jobs. All bytes, and the places not ``made``, go back with the ``until`` of ``Room.take``.
 
-    accepted  each job, or the error of the refusal, in their order
+    accepted  each job or its error, in their order
     """
 
     accepted: list[NewJob | OmniJobsError]

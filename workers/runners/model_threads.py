@@ -22,8 +22,8 @@ _CLOSE_S = 10.0  # then a call that hangs is left to the end of the process
 class ModelThreads:
     """Runs a model's calls on a few threads, for coroutines of one event loop.
 
-    A coroutine that is cancelled ends once its call has left its thread. One whose call waits yet ends once the threads
-    have shown that they move: behind a call that hangs it does not end, so that nobody takes its wait for its own work.
+    A cancelled coroutine ends once its call has ended. If the call has not begun, it never does, and the coroutine ends
+    when another one begins or ends. Behind a call that hangs it waits on, so that the hang is blamed and not it.
     """
 
     def __init__(self, count: int, stage: str) -> None:

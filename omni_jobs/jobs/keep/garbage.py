@@ -1,6 +1,6 @@
-"""Garbage: the objects in the store that no row needs any longer, and those to which no row ever referred (orphans).
+"""Garbage: notes of objects in the store to delete; and the search for orphans, objects to which no row refers.
 
-A transaction that lets go of objects notes them as garbage, so that after a crash the next pruner still finds them.
+A transaction that lets go of objects writes such notes, so that after a crash the next pruner still finds them.
 """
 
 import re

@@ -8,9 +8,9 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDict
 
 
 async def give_way() -> None:
-    """Let the others run. Readers that give way at once go on one after the other, each in a turn of the loop's.
+    """Let other tasks run. Of readers that give way at the same time, one goes on in each turn of the loop.
 
-    So many of them do not make the loop stand for longer than one does.
+    So many readers block the loop for no longer than one does.
     """
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         await asyncio.sleep(0)

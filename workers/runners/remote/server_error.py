@@ -102,10 +102,10 @@ class ServerError:
 
 
 def raise_error(document: "Document", client: "RemoteClient", *, is_error: bool = False) -> None:
-    """Raise the error that a document of a successful answer tells of, as an answer of the status it names, or of 500.
+    """Raise the error that a successful answer's document holds, as if the answer had the error's status, or 500.
 
-    A document that has an id and a status tells its own state, which its endpoint reads. ``is_error``: it is known to
-    be an error.
+    Return if it holds none. One with an id and a status is a state, and left to its endpoint. ``is_error``: it surely
+    is an error.
     """
     value = document.value[0] if isinstance(document.value, list) and document.value else document.value
     if is_error or _is_error(value):
