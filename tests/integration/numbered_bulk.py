@@ -122,10 +122,14 @@ def read_some(connection: socket.socket) -> bytes:
 
 
 def slow_reader(url: str) -> socket.socket:
-    """A connection whose answers stay on the server's side until they are read."""
+    """A connection whose answers stay in the server's process until they are read.
+
+    Small segments keep the kernel's buffer on the server's side small: else it takes some 2 MB, all answers of a bulk.
+    """
     host, port = url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     connection.settimeout(PATIENCE_S)
     connection.connect((host, int(port)))
     return connection

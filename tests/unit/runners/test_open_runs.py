@@ -81,7 +81,7 @@ async def test_nothing_keeps_a_run_s_error() -> None:
     """Its traceback has the frames of a run, and with them an answer of megabytes."""
 
     async def fail() -> OmniModelRunnerOutput:
-        raise ModelError("wrong")
+        raise ModelError("of this run")
 
     runs = OpenRuns("llm", lambda: True)
     gc.collect()
@@ -90,7 +90,7 @@ async def test_nothing_keeps_a_run_s_error() -> None:
         with suppress(ModelError):
             await runs.run(fail)
         await asyncio.sleep(0)
-        assert not [kept for kept in gc.get_objects() if type(kept) is ModelError]
+        assert not [kept for kept in gc.get_objects() if type(kept) is ModelError and str(kept) == "of this run"]
     finally:
         gc.enable()
         runs.close()
