@@ -195,9 +195,9 @@ class Executor:
                 observed.loaded()
                 output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
                 observed.ran()
-                completion = await self._handoff.store(claim, stage_input, output)
+                completion = snapshots.warn(await self._handoff.store(claim, stage_input, output))
                 observed.stored(completion)
-            result = await self._complete(run, snapshots.warn(completion))
+            result = await self._complete(run, completion)
         except Fenced:
             logger.warning("stage run %d: abandoned", claim.stage_run_id)
         except BaseException as error:  # noqa: BLE001 — whatever the model's code raises ends this stage run alone

@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
-from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport, values
+from omni_jobs.jobs import (
+    Claim,
+    Claims,
+    Completion,
+    Failure,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    StoredSnapshot,
+    values,
+)
 from omni_jobs.observers import Observers
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
+from omni_jobs.storage import ObjectRef, snapshot_key
 from omni_jobs.storage.local import LocalObjectStore
 from workers.execution.executor import Executor
 from workers.execution.observers.progress import ProgressReports
@@ -126,6 +137,7 @@ class Heard(RunObserver):
     def __init__(self) -> None:
         self.steps: dict[int, list[str]] = {}
         self.results: dict[int, RunResult] = {}
+        self.completions: list[Completion] = []
 
     def _note(self, step: str, claim: Claim, times: StepTimes) -> None:
         self.steps.setdefault(claim.stage_run_id, []).append(step)
@@ -151,6 +163,7 @@ class Heard(RunObserver):
     def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
         assert times.stored_s is not None
         assert completion.payload is not None
+        self.completions.append(completion)
         self._note("stored", claim, times)
 
     def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
@@ -900,6 +913,14 @@ async def test_observers_hear_how_a_stage_run_ended(
     await bench.run()
     assert bench.heard.steps == {1: steps}
     assert bench.heard.results == {1: RunResult("lost" if error is None else "failed", error)}
+
+
+async def test_observers_hear_of_the_completion_that_is_recorded(bench: Bench) -> None:
+    gone = ObjectRef(key=snapshot_key("job-1", "first", 1, 1), size=1, digest="xxh3:" + "0" * 32)
+    bench.offer(1, snapshot=StoredSnapshot(gone, steps_done=1, attempt=1))
+    await bench.ended()
+    [completion] = bench.heard.completions
+    assert [warning["code"] for warning in completion.warnings] == ["snapshot_unusable"]
 
 
 async def test_observers_hear_of_stage_runs_that_are_handed_back_or_abandoned(bench: Bench) -> None:
