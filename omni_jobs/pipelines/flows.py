@@ -64,11 +64,11 @@ class ValueField:
 class Dialect:
     """What the numbers of a flow mean, where parts of the same models alone understand them: the latents of one VAE.
 
-    sizes  those that named dimensions of the flow have
+    sizes  those that named dimensions of the flow have; two of one name are the same whether or not they say them
     """
 
     name: str
-    sizes: Sizes = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

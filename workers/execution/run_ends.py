@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
-from omni_jobs.jobs import Claim, Failure
+from omni_jobs.jobs import Claim, Failure, Outcome
 from workers.execution.hang_watch import Hang
 from workers.execution.ledger import Ledger
 from workers.execution.observers.run_observer import LOST, RELEASED, RunResult
@@ -46,10 +46,18 @@ class RunEnds:
         """Record the ends of all claims that an engine that hangs has in it, end the worker, and return the results."""
         logger.critical("%s", hang.reason)
         self._take_no_more()
-        await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
+        answers = await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
         self._on_broken(hang.reason)
+        blamed = [claim for claim in claims if claim.stage_run_id in hang.blamed]
+        others = [claim for claim in claims if claim.stage_run_id not in hang.blamed]
         failed = RunResult("failed", self._hang_error(hang.reason))
-        return [failed if claim.stage_run_id in hang.blamed else RELEASED for claim in claims]
+        results = dict.fromkeys((claim.stage_run_id for claim in claims), LOST)
+        for claim, answer in zip([*blamed, *others], answers, strict=False):  # none of a fenced worker's
+            if isinstance(answer, Outcome) and answer.won:
+                results[claim.stage_run_id] = failed
+            elif claim in others and not isinstance(answer, BaseException):
+                results[claim.stage_run_id] = RELEASED
+        return [results[claim.stage_run_id] for claim in claims]
 
     def give_up(self, reason: str, claims: Collection[Claim], blamed: Collection[int]) -> Sequence[asyncio.Future[Any]]:
         """Report the ends of all claims to the ledger, and return its answers to come. For any thread.

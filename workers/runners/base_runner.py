@@ -27,13 +27,14 @@ class BaseRunner(ABC, Generic[P, E]):
     def __init_subclass__(cls) -> None:
         """Note the types of prompts and settings. Raises TypeError for a class that does not name both."""
         super().__init_subclass__()
-        if getattr(cls, "__parameters__", ()):
-            return  # a base that leaves them open
+        is_open = False  # a base that leaves the types open
         for base in cls.__dict__.get("__orig_bases__", ()):
-            origin = get_origin(base)
+            origin, types = get_origin(base), get_args(base)
             if isinstance(origin, type) and issubclass(origin, BaseRunner):
-                cls._prompt, cls._settings = get_args(base)
-        if not hasattr(cls, "_settings"):
+                is_open = any(isinstance(each, TypeVar) for each in types)
+                if len(types) == 2 and not is_open:
+                    cls._prompt, cls._settings = types
+        if not is_open and not hasattr(cls, "_settings"):
             raise TypeError(f"{cls.__name__} names no types: {cls.__bases__[0].__name__}[PROMPT, ENGINE_SETTINGS]")
 
     def __init__(self, args: OmniEngineArgs) -> None:

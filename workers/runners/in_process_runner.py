@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TypeVar
 
 from workers.runners.base_runner import BaseRunner, E, P
@@ -18,6 +19,8 @@ from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 T = TypeVar("T")
+
+_LAST_WORDS_S = 1.0  # for what runs do after their last call; one that hangs is left to the end of the process
 
 
 class InProcessRunner(BaseRunner[P, E]):
@@ -62,6 +65,9 @@ class InProcessRunner(BaseRunner[P, E]):
         self._is_open = False
         self._runs.close()
         await self._threads.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._runs.settled()
         self.free()
 
     @property

@@ -122,7 +122,15 @@ class RecordingLedger:
     ) -> Sequence[asyncio.Future[Any]]:
         self.reports += [("fail", each.stage_run_id, each.attempt, each.error.code) for each in failures]
         self.reports += [("release", *attempt) for attempt in releases]
-        return ()
+        try:
+            future = asyncio.get_running_loop().create_future
+        except RuntimeError:  # of another thread, which waits for no answer
+            return ()
+        given = [*(Outcome(won=self.wins) for _ in failures), *(None for _ in releases)]
+        answers = [future() for _ in given]
+        for answer, value in zip(answers, given, strict=True):
+            answer.set_result(value)
+        return () if self.fenced else answers
 
     def report_progress(self, report: ProgressReport) -> None:
         self.progress.append(report)
@@ -944,8 +952,20 @@ async def test_observers_hear_of_stage_runs_that_are_handed_back_or_abandoned(be
     assert [steps[-1] for steps in bench.heard.steps.values()] == ["ended"] * 3
 
 
-async def test_observers_hear_once_of_what_hangs_and_of_its_neighbours(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("wins", "is_fenced", "told"),
+    [
+        (True, False, {1: "released", 2: "failed"}),
+        (False, False, {1: "released", 2: "lost"}),
+        (True, True, {1: "lost", 2: "lost"}),
+    ],
+    ids=["recorded", "lost already", "fenced"],
+)
+async def test_observers_hear_once_of_what_hangs_and_of_its_neighbours(
+    bench: Bench, wins: bool, is_fenced: bool, told: dict[int, str]
+) -> None:
     stop = asyncio.Event()
+    bench.ledger.wins = wins
 
     async def ignore_cancelling() -> OmniModelRunnerOutput:
         while not stop.is_set():
@@ -959,10 +979,11 @@ async def test_observers_hear_once_of_what_hangs_and_of_its_neighbours(bench: Be
     for stage_run_id in (1, 2):
         bench.offer(stage_run_id)
     await bench.entered(2)
+    bench.ledger.fenced = is_fenced
     bench.executor.stop_runs([2])
     await bench.until(lambda: len(bench.heard.results) == 2)
-    assert {number: result.kind for number, result in bench.heard.results.items()} == {1: "released", 2: "failed"}
-    assert isinstance(bench.heard.results[2].error, EngineDead)
+    assert {number: result.kind for number, result in bench.heard.results.items()} == told
+    assert isinstance(bench.heard.results[2].error, EngineDead) is ("failed" in told.values())
     before = {number: list(steps) for number, steps in bench.heard.steps.items()}
     stop.set()
     await bench.ended(2)

@@ -8,6 +8,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
+from omni_jobs.pipelines.flows import Dialect
 from omni_jobs.pipelines.loader import load_pipeline
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput
@@ -110,3 +111,9 @@ def test_latents_of_another_shape_are_neither_written_nor_read(
         writer.finish(output, writer.input_of(upstream={}, **given))
     for error in (unread.value, unwritten.value):
         assert (error.field, message in error.message) == (field, True), error
+
+
+def test_a_dialect_is_told_by_its_name() -> None:
+    """A refusal names it, and could not say what else differs; whoever reads the data checks their sizes."""
+    assert Dialect("qwen_image") == Dialect("qwen_image", {"channels": 16})
+    assert Dialect("qwen_image") != Dialect("glm_image")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -18,6 +18,8 @@ from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink, TellingRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import OmniModelRunnerOutput, Progress
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,47 @@ def test_a_runner_without_types_is_found_when_it_is_defined() -> None:
         class Untyped(InProcessRunner):  # type: ignore[type-arg]
             async def produce(self, prompt: object, progress: ProgressSink) -> OmniModelRunnerOutput:
                 raise NotImplementedError
+
+
+def test_types_beside_another_parameter_count_and_those_of_a_half_open_base_do_not() -> None:
+    class Named(InProcessRunner[Count, CounterEngine], Generic[T]):
+        async def produce(self, prompt: Count, progress: ProgressSink) -> OmniModelRunnerOutput:
+            raise NotImplementedError
+
+    assert Named(args()).engine == CounterEngine()
+
+    class Half(InProcessRunner[T, CounterEngine]):
+        pass
+
+    with pytest.raises(TypeError, match="Whole names no types"):
+
+        class Whole(Half[Count]):
+            pass
+
+
+async def test_the_model_is_freed_after_the_last_words_of_its_runs() -> None:
+    order: list[str] = []
+
+    class Last(Counter):
+        async def produce(self, prompt: Count, progress: ProgressSink) -> OmniModelRunnerOutput:
+            try:
+                return await super().produce(prompt, progress)
+            finally:
+                await asyncio.sleep(0)
+                order.append("last words")
+
+        def free(self) -> None:
+            order.append("free")
+
+    runner = Last(args())
+    await runner.start()
+    with hanging(runner):
+        run = asyncio.create_task(runner.run(Count(1), quiet))
+        await asyncio.sleep(0.05)
+    await runner.close()
+    with pytest.raises(EngineDead):
+        await run
+    assert order == ["last words", "free"]
 
 
 async def test_a_class_below_takes_the_same_types() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -43,10 +43,12 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
     not depend on the company and a long text holds no short one up. The models compute without the interpreter's lock.
     """
 
+    kind: ClassVar[str] = "hibari"  # of the stages that it runs; one of a plug-in has its own
+
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without one of the two components."""
         super().__init__(args)
-        self._model, _ = declared_component(args, "hibari")
+        self._model, _ = declared_component(args, self.kind)
         self._voices: dict[str, Voice] = {}
 
     def threads(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from workers.models.upscale.upscale_prompt import UpscalePrompt
 from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
+from workers.runners.together import together
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
@@ -36,10 +36,12 @@ class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
     loop runs on.
     """
 
+    kind: ClassVar[str] = "upscale"  # of the stages that it runs; one of a plug-in has its own
+
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without a model or with another engine's."""
         super().__init__(args)
-        self._model, _ = declared_component(args, "upscale")
+        self._model, _ = declared_component(args, self.kind)
         self._upscalers: Mapping[str, Upscaler] = {}
 
     def threads(self) -> int:
@@ -94,12 +96,7 @@ class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
                 done += 1
                 progress(Progress(done, len(tiles), "tiles"))
 
-        at_once = [asyncio.create_task(enlarge(left)) for _ in range(min(self.threads(), len(tiles)))]
-        try:
-            await asyncio.gather(*at_once)
-        finally:
-            for task in at_once:
-                task.cancel()
+        await together([enlarge(left) for _ in range(min(self.threads(), len(tiles)))])
         return picture
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from omni_jobs.errors import EngineDead
 from workers.models.whisper.doubts import doubts
@@ -30,10 +30,12 @@ class WhisperRunner(InProcessRunner[WhisperPrompt, WhisperEngine]):
     text does not depend on the company. CTranslate2 computes without the interpreter's lock: the event loop runs on.
     """
 
+    kind: ClassVar[str] = "whisper"  # of the stages that it runs; one of a plug-in has its own
+
     def __init__(self, args: OmniEngineArgs) -> None:
         """Take the stage's settings. Raises ConfigError for a stage without a model or with another engine's."""
         super().__init__(args)
-        self._model, _ = declared_component(args, "whisper")
+        self._model, _ = declared_component(args, self.kind)
         self._transcriber: Transcriber | None = None
 
     def threads(self) -> int:

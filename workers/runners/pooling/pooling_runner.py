@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.runner import ProgressSink
 from workers.runners.settled import settled
+from workers.runners.together import together
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 from workers.vllm_hooks import LONE_TOKENIZER
@@ -89,7 +90,7 @@ class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
             progress(Progress(done, total, "tokens"))
             return rows[prompt.drop :]
 
-        rows = await _all([rows_of(name, token_ids) for name, token_ids in sequences.items()])
+        rows = await together([rows_of(name, token_ids) for name, token_ids in sequences.items()])
         return OmniModelRunnerOutput(
             multimodal_outputs=dict(zip(sequences, rows, strict=True)),
             usage={"prompt_tokens": total, "completion_tokens": 0},
@@ -144,13 +145,3 @@ def _check_rows(name: str, rows: torch.Tensor, tokens: int) -> None:
         raise ModelError(f"{len(rows)} rows for {tokens} tokens", field=f"{name}.shape")
     if not rows.isfinite().all():
         raise ModelError("a row is not finite: run the stage in another dtype", field=name)
-
-
-async def _all(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all coroutines. Raise the first error by itself, once the others have ended."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
