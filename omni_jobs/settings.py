@@ -218,7 +218,14 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError("not a URL") from None
         is_plain = parts.scheme == "redis" and not parts.query
-        if not (is_plain or parts.scheme == "rediss") or not parts.hostname or port == 0 or not number.isdecimal():
+        is_small = url.get_secret_value().startswith(f"{parts.scheme}://")  # redis-py takes no REDIS://
+        if (
+            not is_small
+            or not (is_plain or parts.scheme == "rediss")
+            or not parts.hostname
+            or port == 0
+            or not number.isdecimal()
+        ):
             raise ValueError("not redis://[:password@]host[:port][/number], nor rediss://…")
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name not in _TLS_OPTIONS or (name == "ssl_cert_reqs" and value not in ("required", "optional", "none")):

@@ -149,6 +149,11 @@ class Database:
         if is_read_only:
             self._engine.dispose()
             raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")
+        if revision is not None and revision > REVISION:
+            raise DatabaseUnavailable(
+                f"the database's schema is {revision}, this build knows those up to {REVISION}: "
+                "a newer version made it, or one from before the first release"
+            )
         if revision != REVISION:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"

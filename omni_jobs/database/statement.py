@@ -183,7 +183,7 @@ def execute_pipelined(tx: Connection, calls: Sequence[BoundStatement]) -> list[R
 
     Each must return rows.
     """
-    if tx.dialect.name == "sqlite":
+    if tx.dialect.name == "sqlite" or not calls:
         return [statement.rows(tx, parameters) for statement, parameters in calls]
     return [cursor.fetchall() for cursor in _execute(tx, calls)]
 

@@ -28,6 +28,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         super().__init__(stream)
         self.wrong: list[tuple[str, int]] = []  # what is wrong with a key, and its line
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a node's value. Raises ConstructorError also for what looks like a date or a number and is none."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -76,7 +83,10 @@ class YamlSource:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot be read: {error}", file=str(path)) from error
-        loader = _UniqueKeyLoader(text)
+        try:
+            loader = _UniqueKeyLoader(text)
+        except yaml.YAMLError as error:  # a character that YAML has not
+            raise ConfigError(f"not valid YAML: {error}", file=str(path)) from error
         try:
             root = loader.get_single_node()
             if root is None:
@@ -94,6 +104,8 @@ class YamlSource:
             raise ConfigError(f"not valid YAML: {error.problem}", file=str(path), line=line) from error
         except yaml.YAMLError as error:
             raise ConfigError(f"not valid YAML: {error}", file=str(path)) from error
+        except RecursionError:
+            raise ConfigError("not valid YAML: nested too deeply", file=str(path)) from None
         finally:
             loader.dispose()
 

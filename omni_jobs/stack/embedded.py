@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -194,7 +195,7 @@ class EmbeddedStack:
         """Take the data directory and the port, start the sentinel, and return the supervisor, not yet started."""
         self._directory.open()
         given = self._given.model_copy(update={"data_dir": self._directory.path})
-        if given.resolved_storage_url.startswith("file:"):
+        if urlsplit(given.resolved_storage_url).scheme == "file":
             open_store(given).check()
         self._listener = self._listen()
         self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from omni_jobs.settings import Settings
 
@@ -70,5 +71,5 @@ def _foreign(environment: Mapping[str, str], used: tuple[str, ...]) -> dict[str,
 
 def _used(settings: Settings) -> tuple[str, ...]:
     """Return how the variables begin that the object store and the database of these settings read."""
-    objects = _OF_OBJECTS if settings.resolved_storage_url.startswith("s3:") else ()
+    objects = _OF_OBJECTS if urlsplit(settings.resolved_storage_url).scheme == "s3" else ()
     return objects + (_OF_POSTGRESQL if settings.resolved_database_url.startswith("postgres") else ())

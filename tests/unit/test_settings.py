@@ -18,6 +18,7 @@ WRONG_BROKERS = [
     "redis://:sekret@/0",
     "redis://:sekret@host/zero",
     "redis://:sekret@host/0?nonsense=1",
+    "REDIS://:sekret@host/0",
     "sekret@host:6379",
     "",
 ]

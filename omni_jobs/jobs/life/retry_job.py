@@ -89,11 +89,12 @@ def retry(
         raise Conflict(f"job {job_id} is being cleaned up: try again in some seconds", field="job_id")
     runs = {run.stage: run for run in transition.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
+    in_order = [run for run in runs.values() if run.stage in again]  # of the pipeline's stages
     _check_inputs(tx, job_id, runs, again)
     before = stored_bytes.of_jobs(tx, [job_id])
-    _start_over(tx, job_id, [runs[stage] for stage in again], retry_token, transition.now)
+    _start_over(tx, job_id, in_order, retry_token, transition.now)
     limited = _give_turn(tx, job_id, only_known_tenants)
-    ready = [runs[stage] for stage in again if not again.intersection(runs[stage].inputs)]
+    ready = [run for run in in_order if not again.intersection(run.inputs)]
     if limited is not None:
         tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
         queues = quota.enter(tx, {job_id: limited})

@@ -80,7 +80,7 @@ def test_a_huge_image(api: ApiServer) -> None:
 @pytest.mark.parametrize(
     "content_type",
     ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "application/jsonx",
-     "application/json; charset=utf-16", ""],
+     "application/json; charset=utf-16", "multipart/form-data; boundary=x; charset=latin-1", ""],
 )  # fmt: skip
 def test_the_wrong_content_type(api: ApiServer, content_type: str) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
@@ -104,6 +104,15 @@ JSON = json.dumps({"model": "qwen2_5_omni"}).encode()
 def test_wrong_parts(api: ApiServer, parts: list[tuple[str, bytes]], field: str, complaint: str) -> None:
     answer = api.http.post("/v1/jobs", files=[(name, ("file", data)) for name, data in parts])
     assert complaint in refused(answer, 422, field)["message"]
+
+
+@pytest.mark.parametrize("text", [b"\xe9", b"\xed\xa0\x80", b"\xff"])
+@pytest.mark.parametrize("charset", ["", "; charset=UTF-8"])
+def test_a_part_of_text_that_is_no_utf8_is_not_taken_for_latin(api: ApiServer, text: bytes, charset: str) -> None:
+    part = b'{"model": "echo", "messages": [{"role": "user", "content": "' + text + b'"}]}'
+    body = b'--x\r\nContent-Disposition: form-data; name="request"\r\n\r\n' + part + b"\r\n--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; boundary=x{charset}"}
+    assert "UTF-8" in refused(api.http.post("/v1/jobs", content=body, headers=headers), 422, "body")["message"]
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=x"])

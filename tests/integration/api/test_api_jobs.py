@@ -401,6 +401,15 @@ def test_delete(api: ApiServer) -> None:
     assert api.http.delete(f"/v1/jobs/{job.id[:-4]}0000").status_code == 404
 
 
+@pytest.mark.parametrize("charset", ["", "; charset=UTF-8"])
+def test_a_part_of_text_is_read_as_utf8(api: ApiServer, charset: str) -> None:
+    part = '{"model": "echo", "messages": [{"role": "user", "content": "x"}], "metadata": {"a": "漢é😀"}}'
+    body = f'--x\r\nContent-Disposition: form-data; name="request"\r\n\r\n{part}\r\n--x--\r\n'.encode()
+    headers = {"Content-Type": f"multipart/form-data; boundary=x{charset}"}
+    made = api.http.post("/v1/jobs", content=body, headers=headers)
+    assert (made.status_code, made.json()["metadata"]) == (202, {"a": "漢é😀"}), made.text
+
+
 def test_events(api: ApiServer) -> None:
     job = submitted(api)
     assert api.http.get(f"/v1/jobs/{job.id}/events").json() == []

@@ -207,6 +207,11 @@ def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
     view = jobs.get(job.job_id)
     assert view.status == JobState.COMPLETED
     assert [stage.attempt for stage in view.stages] == [1, 2, 1, 2]
+    jobs.retry(job.job_id, "a")
+    assert [event.data["stages"] for event in jobs.events(job.job_id) if event.type == "job.retried"] == [
+        ["b", "d"],
+        ["a", "b", "c", "d"],
+    ]
 
 
 def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:

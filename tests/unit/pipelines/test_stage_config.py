@@ -268,10 +268,15 @@ def test_parameters_merge_over_the_defaults() -> None:
         ("kind: echo", "kind: ar", 5, "stages.one.kind", "needs a model section"),
         ("name: duo", "name: !!python/object/apply:os.system [id]", 1, None, "not valid YAML"),
         ("{one: bytes}", "{}", 4, "stages.one", "no output needs this stage"),
+        ('version: "1"', "version: 2026-27-11", 2, None, "not valid YAML: month must be in 1..12"),
+        ('version: "1"', "version: 0b__", 2, None, "not valid YAML: invalid literal"),
+        ('version: "1"', "version: " + "9" * 6000, 2, None, "not valid YAML: Exceeds the limit"),
+        ('version: "1"', "version: \0", None, None, "not valid YAML: unacceptable character"),
+        ('version: "1"', "version: " + "[" * 20_000, None, None, "not valid YAML: nested too deeply"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_file_line_and_field(
-    tmp_path: Path, old: str, new: str, line: int, field: str | None, message: str
+    tmp_path: Path, old: str, new: str, line: int | None, field: str | None, message: str
 ) -> None:
     path = write(tmp_path, GOOD.replace(old, new, 1))
     with pytest.raises(ConfigError, match=message) as caught:

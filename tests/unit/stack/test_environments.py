@@ -89,6 +89,7 @@ def test_s3_and_postgresql_get_theirs(tmp_path: Path, of: type) -> None:
     found = of(ENVIRONMENT, settings(tmp_path, storage_url="s3://bucket"))
     assert OBJECTS.items() <= found.items()
     assert not POSTGRESQL.keys() & found.keys()
+    assert of(ENVIRONMENT, settings(tmp_path, storage_url="S3://bucket")).items() >= OBJECTS.items()
     found = of(ENVIRONMENT, settings(tmp_path, database_url="postgresql://host/db"))
     assert POSTGRESQL.items() <= found.items()
     assert not OBJECTS.keys() & found.keys()
