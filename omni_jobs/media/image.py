@@ -41,6 +41,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+Image.MAX_IMAGE_PIXELS = None  # ``MediaLimits`` bound them, before anything is decoded
 # A JPEG's markers that a segment follows, and its end marker; coded pixels contain none of them.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)
 _SOS, _EOI = 0xDA, 0xD9
@@ -141,7 +142,7 @@ def check_size(medium: str, width: int, height: int, max_pixels: int) -> None:
 
 @contextmanager
 def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
-    """Open an image for a block; raise Pillow's errors in the block as InvalidRequest or RequestTooLarge."""
+    """Open an image for a block; raise Pillow's errors in the block as InvalidRequest."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             yield image
@@ -152,8 +153,6 @@ def _opened(data: bytes | memoryview) -> Iterator[Image.Image]:
                 f"the {format.name.upper()} does not decode: it is damaged, or of a rare kind"
             ) from None
         raise InvalidRequest(f"not an image this server knows: {KNOWN['image']}") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RequestTooLarge(f"the image is too large: {error}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise InvalidRequest(f"the image does not decode: {error}") from None
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, probe_audio
-from omni_jobs.media.image import decode_image, probe_image
+from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.settings import Settings
@@ -168,8 +168,12 @@ def test_limits_of_models_are_not_those_of_pictures(width: int, height: int) -> 
 
 @pytest.mark.parametrize(("width", "height"), [(6000, 6000), (20_000, 20_000), (0x7FFFFFFF, 0x7FFFFFFF)])
 def test_a_huge_image_is_refused_by_its_header(width: int, height: int) -> None:
-    with pytest.raises(RequestTooLarge):
-        probe_image(png_header(width, height), LIMITS)
+    for probe in (header_of_image, probe_image, decode_image):
+        with pytest.raises(RequestTooLarge) as refused:
+            probe(png_header(width, height), LIMITS)
+        assert refused.value.message == (
+            f"the image has {width}×{height} pixels; at most 32000000 are taken (max_image_pixels)"
+        )
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
