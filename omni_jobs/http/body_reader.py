@@ -46,7 +46,7 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
             body += chunk
         return body, None
     try:
-        form = await MultiPartParser(
+        form = await _Parser(
             _as_bytes(request.headers), chunks, max_files=2, max_fields=1, max_part_size=max_bytes
         ).parse()
     except (MultiPartException, KeyError) as error:  # KeyError: no boundary
@@ -55,6 +55,23 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
         return await _read_parts(form)
     finally:
         await form.close()
+
+
+class _Parser(MultiPartParser):
+    """Starlette's parser, which raises InvalidRequest for a body that is cut off; else it leaves out its last part."""
+
+    def __init__(self, headers: Headers, chunks: AsyncGenerator[bytes], **limits: int) -> None:
+        super().__init__(headers, self._whole(chunks), **limits)
+        self._has_ended = False
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _whole(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async for chunk in chunks:
+            yield chunk
+        if not self._has_ended:
+            raise InvalidRequest("the multipart body is cut off before its last boundary", field="body")
 
 
 def _as_bytes(headers: Headers) -> Headers:

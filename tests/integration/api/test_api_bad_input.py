@@ -120,6 +120,16 @@ def test_a_multipart_body_that_is_none(api: ApiServer, content_type: str) -> Non
     refused(api.http.post("/v1/jobs", content=JSON, headers={"Content-Type": content_type}), 422, "body")
 
 
+def test_a_multipart_body_that_is_cut_off_says_so(api: ApiServer) -> None:
+    """Wherever the cut is: a part that lacks its end would else count as missing."""
+    head = 'Content-Disposition: form-data; name="{}"\r\n\r\n'.format
+    embeds = b"\r\n--x\r\n" + head('prompt_embeds"; filename="embeds').encode() + b"abc"
+    for end in (b"", b"\r\n--", b"\r\n--x", embeds, b"\r\n--x-"):
+        body = b"--x\r\n" + head("request").encode() + JSON + end
+        answer = api.http.post("/v1/jobs", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+        assert "cut off" in refused(answer, 422, "body")["message"]
+
+
 def test_parts_over_the_limit(api: ApiServer) -> None:
     files = {"request": ("file", JSON), "prompt_embeds": ("file", bytes(LIMIT))}
     refused(api.http.post("/v1/jobs", files=files), 413, "body")
