@@ -111,6 +111,7 @@ class RunnerDeclaration:
     packages         the import names of the packages that a worker needs → how to install each
     torch            whether it runs on a device of torch, which a worker then resolves
     blocking_prompts whether its processors take so long that they run on a thread
+    token_ids        whether its outputs have ``token_ids``, which a job may ask for
     """
 
     implementation: str
@@ -122,6 +123,7 @@ class RunnerDeclaration:
     packages: Mapping[str, str] = field(default_factory=dict)
     torch: bool = False
     blocking_prompts: bool = True
+    token_ids: bool = False
 
 
 def family(name: str) -> Family:

@@ -19,7 +19,7 @@ from omni_jobs.requests.content import Contents, check_input_pixels, measure
 from omni_jobs.requests.cost import cost_of, estimated_tokens
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import canonical
-from omni_jobs.requests.options import modalities_of, outputs_of, parameters_of
+from omni_jobs.requests.options import check_token_ids, modalities_of, outputs_of, parameters_of
 from omni_jobs.requests.submission import Submission
 from omni_jobs.tenants.caller import Scope
 
@@ -48,9 +48,11 @@ def admit(
     MissingScope for a priority that the caller may not ask for.
     """
     request = submission.request
+    _check_caller(submission)
     pipeline = pipelines.named(request.model)
     modalities = modalities_of(request, pipeline)
     stages = pipeline.stages_for(modalities)
+    check_token_ids(request, stages)
     outputs = outputs_of(request, pipeline, modalities)
     parameters = parameters_of(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
@@ -76,7 +78,6 @@ def admit(
         length = _Length(renderer, admitted, stages, contents)
         media = _check_media(contents, settings, wall, renderer, length.check)
         prompt_tokens = length.tokens
-    _check_caller(submission)
     return _job_of(submission, pipeline, stages, admitted, media, cost_of(stages, parameters, prompt_tokens))
 
 

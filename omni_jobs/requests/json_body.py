@@ -25,6 +25,7 @@ _MATCHED = 32 << 10  # bytes that a regular expression reads in half a milliseco
 _MAX_DEPTH = 32
 _MAX_VALUES = 50_000  # a few bytes of JSON can become a hundred of memory
 _MAX_KEYS = 256  # of one object, because each unknown key costs an error
+_MOST_DIGITS = 20  # of 64 bits, a sign included
 _MAX_OUTSIDE = 8 << 20  # bytes outside of strings: numbers, marks and white space
 _TEXT_AS_JSON = 3  # the most bytes of JSON for one byte of UTF-8, but for control characters
 _SMALL = 32 << 10  # a body of so few bytes cannot hold too much of anything
@@ -62,7 +63,7 @@ def parse_body(body: bytes | bytearray, max_bytes: int, max_text_bytes: int) -> 
     elif begin:
         body = body[begin:]
     try:
-        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_NoNumber)
+        tree = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_constant=_NoNumber)
     except UnicodeDecodeError as error:
         where = "" if long else f" at byte {error.start}"
         raise InvalidRequest(f"the body is not UTF-8: {error.reason}{where}", field="body") from None
@@ -181,6 +182,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise InvalidRequest("this key is given twice", field=_shown(name))
             seen.add(name)
     return found
+
+
+def _integer(digits: str) -> float:
+    """Return the number; infinity for one of more digits than 64 bits have, because Python reads not any number."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
 
 
 @dataclass(frozen=True, slots=True)

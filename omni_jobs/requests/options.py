@@ -33,6 +33,12 @@ def modalities_of(request: JobRequest, pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(dict.fromkeys(request.modalities))
 
 
+def check_token_ids(request: JobRequest, stages: Sequence[StageConfig]) -> None:
+    """Raise InvalidRequest for a request of token ids where none of the job's ``stages`` generates tokens."""
+    if request.return_token_ids and not any(stage.runner.token_ids for stage in stages):
+        raise InvalidRequest("no stage of this job generates tokens", field="return_token_ids")
+
+
 def outputs_of(request: JobRequest, pipeline: Pipeline, modalities: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the options of the outputs that the job makes, by modality: {"format"}, of audio {"voice", "format"}.
 

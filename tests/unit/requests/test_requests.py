@@ -185,6 +185,16 @@ def test_bytes_and_objects_are_admitted_alike(pipelines: Pipelines, settings: Se
     assert other.request_digest != as_object.request_digest
 
 
+def test_token_ids_are_given_where_tokens_are_generated(pipelines: Pipelines, settings: Settings) -> None:
+    """A job whose stages generate none would give none, although it was asked for them."""
+    assert admitted(pipelines, settings, return_token_ids=True).request["return_token_ids"] is True
+    assert admitted(pipelines, settings, model="echo", return_token_ids=False)
+    for model in ("echo", "transcribe", "upscale"):
+        with pytest.raises(InvalidRequest, match="no stage of this job generates tokens") as caught:
+            admitted(pipelines, settings, model=model, return_token_ids=True)
+        assert caught.value.field == "return_token_ids"
+
+
 def test_a_pipeline_without_a_model(pipelines: Pipelines) -> None:
     body = {"model": "echo", "messages": HELLO, "stages": {"first": {"delay_s": 1, "payload_bytes": 10}}}
     found = admit(parse(body, Settings()), pipelines, Settings())
@@ -319,6 +329,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"modalities": ["audio"], "stages": {"code2wav": {"steps": 10**6}}}, "stages.code2wav.steps", "1000"),
     "seed negative": ({"seed": -1}, "seed", "greater"),
     "seed too large": ({"seed": 2**63}, "seed", "less"),
+    "seed of 1,000 digits": ({"seed": 10**999}, "seed", "64 bits"),
     "metadata": ({"metadata": {"a": 1}}, "metadata.a", "string"),
     "metadata long": ({"metadata": {"a": "x" * 600}}, "metadata.a", "512"),
     "expires_at true": ({"expires_at": True}, "expires_at", "RFC 3339"),
@@ -424,7 +435,6 @@ def test_what_another_pipeline_takes(pipelines: Pipelines, body: dict[str, Any],
         (b'{"model": "echo", "model": "echo"}', "given twice"),
         (b'{"temperature": NaN}', "NaN"),
         (b'{"temperature": -Infinity}', "Infinity"),
-        (b'{"seed": ' + b"1" * 5000 + b"}", "not valid JSON"),
         (b'\xff\xfe{"a": 1}', "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
         (b'\xef\xbb\xbf{"a": 1', "not valid JSON"),
@@ -438,6 +448,16 @@ def test_what_another_pipeline_takes(pipelines: Pipelines, body: dict[str, Any],
 def test_bodies_that_are_no_request(pipelines: Pipelines, settings: Settings, body: bytes, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         admit(parse(body, settings), pipelines, settings)
+
+
+@pytest.mark.parametrize("spaces", [0, 40_000])
+def test_a_number_of_any_length_is_refused_by_its_field(spaces: int) -> None:
+    """Python itself reads no whole number of more than 4,300 digits."""
+    for sign in (b"", b"-"):
+        body = b'{"seed": ' + sign + b"1" * 5000 + b" " * spaces + b"}"
+        with pytest.raises(InvalidRequest, match="the number takes more than 64 bits") as caught:
+            parse(body, USUAL)
+        assert caught.value.field == "seed"
 
 
 def test_a_body_of_very_many_values(pipelines: Pipelines, settings: Settings) -> None:

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidRequest
+from omni_jobs.errors import InvalidRequest, MissingScope
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import JobRequest, Submission, Upload, admit, parse
 from omni_jobs.settings import Settings
+from omni_jobs.tenants.caller import Caller
 from tests.oracles import samples
 
 PICTURE = samples.image(64, 48)
@@ -58,6 +59,17 @@ def test_bytes_that_are_no_picture_are_refused_by_name(wall: MediaWall, data: by
     with pytest.raises(InvalidRequest) as refused:
         admitted(submitted(of_bytes(data)), wall)
     assert refused.value.field == "messages.0.content.0.image_url.url"
+
+
+def test_who_may_not_have_high_priority_is_refused_before_the_media_are_decoded() -> None:
+    high = Submission(JobRequest.parse({**of_bytes(PICTURE), "priority": "high"}), {}, 0, Caller(scopes=frozenset()))
+    twice = Submission(JobRequest.parse({**of_bytes(PICTURE), "expires_at": 1e9}), {}, 0, expires_in_s=60)
+    with MediaWall(Settings()) as untouched:
+        for submission, field in ((high, "priority"), (twice, "expires_at")):
+            with pytest.raises((InvalidRequest, MissingScope)) as refused:
+                admitted(submission, untouched)
+            assert refused.value.field == field
+        assert untouched.pid is None  # the first medium starts the decoders
 
 
 def test_an_upload_stands_only_where_media_may() -> None:

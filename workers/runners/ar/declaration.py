@@ -20,4 +20,5 @@ AR = RunnerDeclaration(
     },
     packages={"vllm": "pip install 'omni-jobs[worker-cuda]' on a GPU host, 'omni-jobs[worker-cpu]' elsewhere"},
     torch=True,
+    token_ids=True,
 )
