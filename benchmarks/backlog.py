@@ -348,7 +348,7 @@ def _side(kind: str) -> Iterator[_Side]:
         jobs = Jobs(db)
         server = held.enter_context(redis.Redis.from_url(stack.settings.broker_url.get_secret_value()))
         admitted = admit(parse(_body(), stack.settings), pipelines, stack.settings)
-        yield _Side(stack, db, jobs, broker, server, pipelines[admitted.pipeline], admitted)
+        yield _Side(stack, db, jobs, broker, server, pipelines[admitted.pipeline.name], admitted)
 
 
 def _body() -> dict[str, Any]:

@@ -60,7 +60,7 @@ class EchoJobs:
 def worker(pipeline: Pipeline, stage: str, slots: int, worker_id: str | None = None) -> NewWorker:
     """Return a worker of a stage, which is named after it unless ``worker_id`` is given."""
     name = worker_id or f"worker-of-{stage}"
-    return NewWorker(name, name, pipeline.name, stage, "localhost", 1, slots, pipeline.version, pipeline.digest)
+    return NewWorker(name, name, pipeline.stage_id(stage), "localhost", 1, slots, pipeline.version)
 
 
 def complete(jobs: Jobs, worker_id: str, claims: Sequence[Claim]) -> None:

@@ -27,6 +27,7 @@ from statistics import median
 from benchmarks.figures import Figure, figure, report
 from benchmarks.services import DATABASES, database
 from omni_jobs.database.database import Database
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Completion, Jobs, NewJob, NewStage, NewWorker, new_job_id
 from omni_jobs.priority import Priority
 from workers.execution.observers.run_times import RunTimes
@@ -97,7 +98,9 @@ class _Worker:
         return f"{self.pipeline}-{self.number}"
 
     def start(self) -> None:
-        worker = NewWorker(self.id, self.id, self.pipeline, "only", "host", 1, _SLOTS, "1", "digest")
+        worker = NewWorker(
+            self.id, self.id, StageId(PipelineId(self.pipeline, "digest"), "only"), "host", 1, _SLOTS, "1"
+        )
         self.jobs.register_worker(worker, _LEASE_S)
 
     def turn(self, now: float, run_s: float, spread: float) -> list[str]:
@@ -173,9 +176,8 @@ class Play:
     def _new_job(self) -> NewJob:
         return NewJob(
             job_id=new_job_id(),
-            pipeline=self.pipeline,
+            pipeline=PipelineId(self.pipeline, "digest"),
             pipeline_version="1",
-            pipeline_digest="digest",
             request={},
             modalities=["text"],
             stages=[NewStage("only", (), f"{self.pipeline}.only")],

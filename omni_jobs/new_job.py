@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_jobs.identity import DEFAULT_TENANT
+from omni_jobs.identity import DEFAULT_TENANT, PipelineId
 from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 
@@ -43,7 +43,7 @@ class NewJob:
     """A request that was checked whole and can be run.
 
     job_id           new_job_id()
-    pipeline_digest  Pipeline.digest: workers of this file alone run it
+    pipeline         workers of this pipeline file alone run it
     request          JSON: ``model``, ``messages`` (a medium is {"type": "audio", "media": its number}; empty with
                      ``prompt_embeds``, which is {"media": 0}), ``modalities``, ``audio`` ({"voice", "format"}, if the
                      job makes audio) and so each further output that is stored as an artifact, ``parameters``
@@ -61,9 +61,8 @@ class NewJob:
     """
 
     job_id: str
-    pipeline: str
+    pipeline: PipelineId
     pipeline_version: str
-    pipeline_digest: str
     request: Mapping[str, Any]
     modalities: Sequence[str]
     stages: Sequence[NewStage]

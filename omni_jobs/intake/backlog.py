@@ -29,7 +29,7 @@ _PAUSES_UNTIL_OLD = 10.0
 _RETRY_AFTER_S = 5
 
 BacklogKey = tuple[str, str | None]
-"""A pipeline and one of its tenants; None: all its tenants."""
+"""A pipeline's name and one of its tenants; None: all its tenants. The versions of a pipeline share one bound."""
 
 
 @dataclass(slots=True)

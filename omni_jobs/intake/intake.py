@@ -79,7 +79,7 @@ class Intake:
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and _may_be_made(result):
-                    taken.made(job.pipeline, job.tenant)
+                    taken.made(job)
         return results
 
     async def retry(

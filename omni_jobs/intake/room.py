@@ -28,7 +28,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.tenants.tenant_limits import Limits
 from omni_jobs.views import JobView
 
-_TenantKey = tuple[str, str]  # a pipeline and a tenant
+_TenantKey = tuple[str, str]  # a pipeline's name and a tenant
 
 _MEDIA_RETRY_AFTER_S: Final = 5
 _STORED_RETRY_AFTER_S: Final = 60  # it frees by the pruner, or by hand
@@ -61,9 +61,9 @@ class TakenRoom:
     accepted: list[NewJob | OmniJobsError]
     _reservations: Mapping[_TenantKey, Reservation]
 
-    def made(self, pipeline: str, tenant: str) -> None:
+    def made(self, job: NewJob) -> None:
         """Note that a job was made."""
-        self._reservations[pipeline, tenant].taken += 1
+        self._reservations[job.pipeline.name, job.tenant].taken += 1
 
 
 class Room:
@@ -108,7 +108,7 @@ class Room:
                 if isinstance(each, OmniJobsError) or (each.tenant, each.idempotency_key) in known:
                     accepted.append(each)
                     continue
-                tenant, key = each.tenant, (each.pipeline, each.tenant)
+                tenant, key = each.tenant, (each.pipeline.name, each.tenant)
                 refusal = is_late or (reservations[key].refusal if granted[key] < 1 else None)
                 if tenant in left:
                     refusal = refusal or self._refusal(tenant, left[tenant], its_bytes)
@@ -140,7 +140,7 @@ class Room:
         self, admitted: Sequence[NewJob | OmniJobsError], limits: Mapping[str, Limits], until: ExitStack
     ) -> dict[_TenantKey, Reservation]:
         """Reserve room in the backlog for all, as far as there is, by pipeline and tenant."""
-        wanted = Counter((each.pipeline, each.tenant) for each in admitted if isinstance(each, NewJob))
+        wanted = Counter((each.pipeline.name, each.tenant) for each in admitted if isinstance(each, NewJob))
         return {
             (pipeline, tenant): until.enter_context(self.backlog.reserve(pipeline, tenant, jobs, limits[tenant]))
             for (pipeline, tenant), jobs in wanted.items()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import OmniJobsError, StageError
+from omni_jobs.identity import StageId
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -32,13 +33,11 @@ class NewWorker:
 
     worker_id: str  # the boot id, new with every start
     slot: str  # its Celery node name, which one live worker has at a time
-    pipeline: str
-    stage: str
+    stage: StageId  # it claims this stage's runs, of this pipeline file and no other
     host: str
     pid: int
     slots: int  # the number of stage runs that it runs at a time
     pipeline_version: str
-    pipeline_digest: str  # Pipeline.digest: it claims stage runs of no other file
     pid_space: str | None = None  # boot and namespace of the pid; None: not known
     pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
     heartbeat_s: float = 1.0  # how often it renews its lease

@@ -92,9 +92,8 @@ def _job_of(
     request = submission.request
     return NewJob(
         job_id=new_job_id(),
-        pipeline=pipeline.name,
+        pipeline=pipeline.id,
         pipeline_version=pipeline.version,
-        pipeline_digest=pipeline.digest,
         request=admitted,
         modalities=tuple(admitted["modalities"]),
         stages=[

@@ -173,9 +173,8 @@ class EchoStack:
         pipeline = self.pipelines[self.pipeline]
         job = NewJob(
             job_id=new_job_id(),
-            pipeline=self.pipeline,
+            pipeline=pipeline.id,
             pipeline_version=pipeline.version,
-            pipeline_digest=pipeline.digest,
             request={
                 "model": self.pipeline,
                 "messages": [{"role": "user", "content": text}],

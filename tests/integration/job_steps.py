@@ -9,6 +9,7 @@ from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewJob, NewStage, NewWorker, new_job_id
 from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, STAGE_RUN_ROW
 from omni_jobs.retry import RetryLimits
@@ -34,9 +35,8 @@ class ForgetfulDatabase(Database):
 def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
     values: dict[str, Any] = {
         "job_id": new_job_id(),
-        "pipeline": "echo",
+        "pipeline": PipelineId("echo", "d"),
         "pipeline_version": "1",
-        "pipeline_digest": "d",
         "request": {"messages": []},
         "modalities": ["text"],
         "stages": [NewStage(name, inputs, f"echo.{name}", TWICE) for name, inputs in graph.items()],
@@ -60,7 +60,14 @@ def register(
 ) -> set[str]:
     """In the slot of another: that one is known to be dead."""
     worker = NewWorker(
-        worker_id, slot or worker_id, "echo", stage, "host", 1, slots, version, digest, slots_for_high=kept
+        worker_id,
+        slot or worker_id,
+        StageId(PipelineId("echo", digest), stage),
+        "host",
+        1,
+        slots,
+        version,
+        slots_for_high=kept,
     )
     dead = jobs.slot_holder(worker.slot)
     return jobs.register_worker(worker, lease_s, instead_of=dead)

@@ -78,7 +78,8 @@ class WorkerSlot:
 
     def is_paused(self) -> bool:
         """Return whether the stage is paused. Raises DatabaseUnavailable once ``keep_trying`` returns False."""
-        return (self.worker.pipeline, self.worker.stage) in self._persist(self._jobs.paused_stages)
+        pipeline, stage = self.worker.stage
+        return (pipeline.name, stage) in self._persist(self._jobs.paused_stages)
 
     def renew(self, run_s: float | None) -> Renewal | None:
         """Renew the lease, and return the renewal. ``run_s`` is what :meth:`omni_jobs.jobs.Jobs.renew` takes.

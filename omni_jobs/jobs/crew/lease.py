@@ -88,19 +88,24 @@ def register(
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
-    values = asdict(worker) | {
-        "loading": loading,
-        "started_at": now(),
-        "renewed_at": now(),
-        "lease_until": now() + lease_s,
-    }
+    values = (
+        asdict(worker)
+        | worker.stage.columns
+        | {
+            "loading": loading,
+            "started_at": now(),
+            "renewed_at": now(),
+            "lease_until": now() + lease_s,
+        }
+    )
     values["id"] = values.pop("worker_id")
     dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     is_replaceable = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
     if instead_of is not None:
         unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
         is_replaceable = or_(unchanged, is_replaceable)
-    turn = case((WorkerRow.pipeline == worker.pipeline, WorkerRow.turn))  # those of another pipeline say nothing
+    # The turn of another pipeline's worker says nothing.
+    turn = case((WorkerRow.pipeline == worker.stage.pipeline.name, WorkerRow.turn))
     written = tx.execute(
         dialect_insert(WorkerRow)
         .values(**values)

@@ -13,7 +13,6 @@ from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import Statements, listed
 from omni_jobs.database.tables import JobRow, encode_json
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError, Unauthenticated
-from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.life.successors import QUOTA
 from omni_jobs.jobs.order import quota
@@ -65,7 +64,7 @@ def rows_of(job: NewJob) -> JobRows:
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
     stages = tuple(stage.name for stage in job.stages)
-    wish = Wish(PipelineId(job.pipeline, job.pipeline_digest), job.tenant, job.priority, stages, job.cost)
+    wish = Wish(job.pipeline, job.tenant, job.priority, stages, job.cost)
     values = _job_values(job)
     stored = len(values[_REQUEST]) + len(values[_METADATA])
     stored += stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
@@ -196,7 +195,7 @@ def as_written(job: NewJob, at: float) -> JobView:
     deadline = _deadline(job, at)
     return JobView(
         id=job.job_id,
-        pipeline=job.pipeline,
+        pipeline=job.pipeline.name,
         pipeline_version=job.pipeline_version,
         status=JobState.QUEUED,
         created_at=created_at,
@@ -239,9 +238,9 @@ def _deadline(job: NewJob, at: float) -> float | None:
 def _job_values(job: NewJob) -> tuple[Any, ...]:
     return (
         job.job_id,
-        job.pipeline,
+        job.pipeline.name,
         job.pipeline_version,
-        job.pipeline_digest,
+        job.pipeline.digest,
         encode_json(list(job.modalities)),
         encode_json(dict(job.request)),
         job.request_digest,
@@ -264,8 +263,7 @@ def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
         stage_run = (
             job.job_id,
             position,
-            job.pipeline,
-            job.pipeline_digest,
+            *job.pipeline,
             stage.name,
             queue_of(stage.queue, job.priority),
             encode_json(inputs),

@@ -61,7 +61,7 @@ def claimed(api: ApiServer, queue: str = "echo.first", worker: str = "w") -> Cla
     """Claim the next stage run of a queue's stage, as a worker of that stage would."""
     pipeline, stage = queue.split(".")
     file = api.services.pipelines[pipeline]
-    new = NewWorker(worker, f"{queue}-1", pipeline, stage, "host-a", 1, 5, file.version, file.digest)
+    new = NewWorker(worker, f"{queue}-1", file.stage_id(stage), "host-a", 1, 5, file.version)
     api.services.jobs.register_worker(new, 60.0)
     [claim] = api.services.jobs.claim(worker, 1).claims
     return claim
@@ -85,7 +85,7 @@ def test_submit_and_get(api: ApiServer) -> None:
     assert [listed["waiting"] for listed in api.http.get("/v1/jobs").json()["jobs"]] == [again.json()["waiting"]]
     assert api.http.get("/v1/status").json()["recent"][0]["waiting"] == again.json()["waiting"]
     file = api.services.pipelines["echo"]
-    api.services.jobs.register_worker(NewWorker("w", "w", "echo", "first", "h", 1, 1, file.version, file.digest), 60.0)
+    api.services.jobs.register_worker(NewWorker("w", "w", file.stage_id("first"), "h", 1, 1, file.version), 60.0)
     read = JobView.model_validate(api.http.get(answer.headers["location"]).json())
     assert read.waiting is not None
     assert (read.waiting.reason, read.model_copy(update={"waiting": None})) == ("turn", job)

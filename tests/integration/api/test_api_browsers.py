@@ -246,7 +246,7 @@ def drawn(api: ApiServer, **files: tuple[str, bytes]) -> str:
     """Return a job whose first stage has left these files, names without their suffixes, as a worker leaves them."""
     job_id = str(api.http.post("/v1/jobs", json=ECHO).json()["id"])
     jobs, echo = api.services.jobs, api.services.pipelines["echo"]
-    jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0)
+    jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
     [claim] = jobs.claim("w", 5).claims
     artifacts = []
     for name, (media_type, data) in files.items():
@@ -304,7 +304,7 @@ def data_url(width: int, height: int) -> str:
 def test_the_status_page_shows_the_newest_preview_of_a_job_that_runs(api: ApiServer, page: Page) -> None:
     job_id = str(api.http.post("/v1/jobs", json=ECHO).json()["id"])
     jobs, echo = api.services.jobs, api.services.pipelines["echo"]
-    jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0)
+    jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
     [claim] = jobs.claim("w", 5).claims
 
     def draw(done: int, picture: str | None) -> None:
@@ -366,9 +366,7 @@ def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Set
         expect(page.get_by_role("link", name=answer.json()["id"])).to_be_visible()
         expect(page.get_by_label("API key")).to_be_hidden()
         expect(page.get_by_text("no worker has a live lease")).to_be_visible()
-        api.services.jobs.register_worker(
-            NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0
-        )
+        api.services.jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
         expect(page.get_by_text("only a key with the scope admin sees the workers")).to_be_visible()
         assert page.evaluate("document.cookie") == ""
         page.reload()

@@ -69,7 +69,7 @@ def claimed(api: ApiServer, job_id: str) -> Claim:
     stage = next(stage for stage in jobs.get(job_id).stages if stage.status == "queued")
     worker = f"w-{stage.name}"
     echo = api.services.pipelines["echo"]
-    new = NewWorker(worker, worker, "echo", stage.name, "host", 1, 5, echo.version, echo.digest)
+    new = NewWorker(worker, worker, echo.stage_id(stage.name), "host", 1, 5, echo.version)
     jobs.register_worker(new, 60.0)
     claims = jobs.claim(worker, 100).claims
     jobs.release([(claim.stage_run_id, claim.attempt) for claim in claims if claim.job_id != job_id], worker)

@@ -66,7 +66,7 @@ def submitted(api: ApiServer, key: NewApiKey, **headers: str) -> str:
 def completed(api: ApiServer, job_id: str) -> None:
     """Run a job's first stage, and give it an artifact, as a worker would; then cancel the rest."""
     jobs, echo = api.services.jobs, api.services.pipelines["echo"]
-    jobs.register_worker(NewWorker("w", "w", "echo", "first", "host", 1, 5, echo.version, echo.digest), 60.0)
+    jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
     claims = jobs.claim("w", 5).claims
     [claim] = [each for each in claims if each.job_id == job_id]
     jobs.release([(each.stage_run_id, each.attempt) for each in claims if each is not claim], "w")

@@ -34,7 +34,7 @@ def api(database_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServe
 
 def register(jobs: Jobs, api: ApiServer) -> None:
     echo = api.services.pipelines["echo"]
-    worker = NewWorker("w", "w", "echo", "first", "host", 1, 1, echo.version, echo.digest)
+    worker = NewWorker("w", "w", echo.stage_id("first"), "host", 1, 1, echo.version)
     jobs.register_worker(worker, 60.0)
 
 

@@ -28,7 +28,7 @@ def until(condition: Callable[[], object]) -> None:
 def claimed(api: ApiServer, stage: str) -> Claim:
     """The stage run of the one job, once it waits, in the hands of a worker."""
     jobs, echo = api.services.jobs, api.services.pipelines["echo"]
-    jobs.register_worker(NewWorker(stage, stage, "echo", stage, "host", 1, 5, echo.version, echo.digest), 60.0)
+    jobs.register_worker(NewWorker(stage, stage, echo.stage_id(stage), "host", 1, 5, echo.version), 60.0)
     claims: list[Claim] = []
     until(lambda: claims.extend(jobs.claim(stage, 5).claims) or claims)
     return claims[0]

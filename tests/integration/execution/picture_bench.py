@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewSnapshot, NewWorker, Outcome, StoredSnapshot
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PromptEmbedsPayload
 from omni_jobs.pipelines.loader import load_pipelines
@@ -34,7 +35,7 @@ JOB = "job-1"
 class RecordingLedger:
     """A ledger without a database: it grants what is ``waiting``, and keeps every end and every snapshot."""
 
-    worker = NewWorker("worker-1", "slot", "any", "any", "host", 1, 8, "1", "")
+    worker = NewWorker("worker-1", "slot", StageId(PipelineId("any", ""), "any"), "host", 1, 8, "1")
 
     def __init__(self) -> None:
         self.waiting: list[Claim] = []

@@ -157,7 +157,9 @@ class Bench:
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
         self.pauses: list[bool] = []
-        self.worker = worker or NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "host", 1, 8, "1", "d")
+        self.worker = worker or NewWorker(
+            f"worker-{uuid4().hex}", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 1, 8, "1"
+        )
         self.ledger = Ledger(
             self.jobs,
             self.worker,
@@ -181,9 +183,8 @@ class Bench:
             self.jobs.submit(
                 NewJob(
                     job_id=job_id,
-                    pipeline="echo",
+                    pipeline=PipelineId("echo", "d"),
                     pipeline_version="1",
-                    pipeline_digest="d",
                     request={},
                     modalities=["text"],
                     stages=[NewStage(name="first", inputs=(), queue="echo.first")],
@@ -543,7 +544,9 @@ class Silent(Bench):
 
 def of_process(pid: int, started: int | None, space: str | None = None) -> NewWorker:
     space = space or incarnation.pid_space()
-    return NewWorker(f"worker-{uuid4().hex}", "slot", "echo", "first", "here", pid, 8, "1", "d", space, started)
+    return NewWorker(
+        f"worker-{uuid4().hex}", "slot", StageId(PipelineId("echo", "d"), "first"), "here", pid, 8, "1", space, started
+    )
 
 
 @linux_only

@@ -22,6 +22,7 @@ from omni_jobs.errors import (
     SlotTaken,
     StageError,
 )
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import (
     Claim,
     Claims,
@@ -634,7 +635,9 @@ def test_a_restart_in_the_same_slot_takes_over_at_once(jobs: Jobs) -> None:
 def test_of_rivals_for_a_slot_one_gets_it(jobs: Jobs) -> None:
     def start(number: int) -> bool:
         try:
-            jobs.register_worker(NewWorker(f"boot-{number}", "s", "echo", "first", "host", 1, 4, "1", "d"), 60.0)
+            jobs.register_worker(
+                NewWorker(f"boot-{number}", "s", StageId(PipelineId("echo", "d"), "first"), "host", 1, 4, "1"), 60.0
+            )
         except SlotTaken:
             return False
         return True
@@ -646,7 +649,9 @@ def test_of_rivals_for_a_slot_one_gets_it(jobs: Jobs) -> None:
 
 
 def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Database) -> None:
-    newcomer = NewWorker("b", "slot", "echo", "first", "host", 2, 4, "1", "d", pid_space="boot/1", pid_started=7)
+    newcomer = NewWorker(
+        "b", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 2, 4, "1", pid_space="boot/1", pid_started=7
+    )
     jobs.submit(new_job())
     register(jobs, "a", slot="slot")
     (claimed,) = claim(jobs, "a")
@@ -671,7 +676,7 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
 
 
 def test_a_worker_that_loads_holds_its_slot_and_is_not_counted_on(jobs: Jobs) -> None:
-    loading = NewWorker("a", "slot", "echo", "first", "host", 1, 4, "1", "d")
+    loading = NewWorker("a", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 1, 4, "1")
     jobs.submit(new_job())
     jobs.register_worker(loading, 60.0, loading=True)
     assert jobs.workers() == []
@@ -938,7 +943,7 @@ def test_pages_go_back_in_time(jobs: Jobs) -> None:
 def test_pages_by_state_and_pipeline(jobs: Jobs) -> None:
     kept = jobs.submit(new_job()).job_id
     jobs.cancel(jobs.submit(new_job()).job_id)
-    other = jobs.submit(new_job(pipeline="other")).job_id
+    other = jobs.submit(new_job(pipeline=PipelineId("other", "d"))).job_id
     assert [view.id for view in jobs.list(state=JobState.QUEUED).jobs] == [other, kept]
     assert [view.id for view in jobs.list(state=JobState.QUEUED, pipeline="echo").jobs] == [kept]
     assert jobs.list(pipeline="none").jobs == []

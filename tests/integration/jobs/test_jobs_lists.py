@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, event, inspect, text
 
 from omni_jobs.database.database import Database
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.read import job_view
 from omni_jobs.states import JobState
@@ -123,7 +124,7 @@ def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:
     ids = [jobs.submit(new_job()).job_id for _ in range(6)]
     jobs.cancel(ids[1])
     jobs.cancel(ids[4])
-    jobs.submit(new_job(pipeline="another"))
+    jobs.submit(new_job(pipeline=PipelineId("another", "d")))
 
     def listed(**options: Any) -> list[str]:
         found: list[str] = []

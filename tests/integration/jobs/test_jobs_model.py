@@ -23,6 +23,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, Fenced, ModelError, NotFound, OmniJobsError, OutOfMemory, SlotTaken, WorkerLost
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import (
     Claims,
     Completion,
@@ -261,7 +262,7 @@ class JobsMachine(RuleBasedStateMachine):
         stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
         job = NewJob(
             job_id,
-            *("echo", "1", digest, {}, ["text"], stages),
+            *(PipelineId("echo", digest), "1", {}, ["text"], stages),
             seed=0,
             request_digest="r",
             tenant=tenant,
@@ -331,7 +332,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.boots += 1
         worker = f"{slot}-{self.boots}"
         predecessor = next((known for known, its in self.model.workers.items() if its == slot), None)
-        new = NewWorker(worker, slot, "echo", slot[0], "host", 1, 100, "1", digest)
+        new = NewWorker(worker, slot, StageId(PipelineId("echo", digest), slot[0]), "host", 1, 100, "1")
         if predecessor is not None and predecessor not in self.model.expired:
             with pytest.raises(SlotTaken):
                 self.jobs.register_worker(new, LEASE_S)

@@ -7,6 +7,7 @@ from sqlalchemy import Connection, event
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, OutOfMemory
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import Claim, Jobs, as_written
 from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
@@ -26,7 +27,7 @@ def submit(
     jobs: Jobs, digest: str, count: int = 1, graph: dict[str, list[str]] = CHAIN, version: str = "1"
 ) -> list[str]:
     """Submit so many jobs, and return their ids."""
-    new = [new_job(graph, pipeline_digest=digest, pipeline_version=version) for _ in range(count)]
+    new = [new_job(graph, pipeline=PipelineId("echo", digest), pipeline_version=version) for _ in range(count)]
     jobs.submit_all(new)
     return [job.job_id for job in new]
 

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Jobs, NewJob, NewWorker
 from omni_jobs.jobs.order.turns import LAST_TURN, UNIT
 from omni_jobs.priority import Priority
@@ -52,7 +53,11 @@ def test_servers_that_submit_at_once_give_each_turn_of_a_tenant_once(database: D
         jobs = Jobs((database, other)[number % 2])
         tenants = ("a", "b") if number % 3 else ("b", "a")
         jobs.submit_all(
-            [new_job(ONLY, tenant=t, pipeline=p) for t in tenants for p in ("echo", "else")[:: (-1) ** number]]
+            [
+                new_job(ONLY, tenant=t, pipeline=PipelineId(p, "d"))
+                for t in tenants
+                for p in ("echo", "else")[:: (-1) ** number]
+            ]
         )
 
     with ThreadPoolExecutor(4) as pool:
@@ -145,7 +150,7 @@ def test_a_worker_that_takes_over_a_slot_knows_what_was_claimed_before(jobs: Job
     complete_each(jobs, ["w1"])
     register(jobs, "w2", slot="slot")
     assert submit(jobs, database, tenant="b") == 4
-    elsewhere = NewWorker("w3", "slot", "else", "first", "host", 1, 4, "1", "d")
+    elsewhere = NewWorker("w3", "slot", StageId(PipelineId("else", "d"), "first"), "host", 1, 4, "1")
     jobs.register_worker(elsewhere, 60.0, instead_of=jobs.slot_holder("slot"))
     assert submit(jobs, database, pipeline="else") == 1, "another pipeline's turns say nothing"
 

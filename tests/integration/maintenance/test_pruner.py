@@ -21,6 +21,7 @@ from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, ModelError, NotFound
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import Claim, Jobs, Retention, StoredArtifact
 from omni_jobs.jobs.keep.prune import hasten
 from omni_jobs.maintenance import pruner as pruner_module
@@ -447,7 +448,7 @@ class Client:
             self.live()
 
     def live(self) -> None:
-        job_id = self.jobs.submit(new_job(pipeline_digest=self.digest)).job_id
+        job_id = self.jobs.submit(new_job(pipeline=PipelineId("echo", self.digest))).job_id
         while True:
             for stage in ("first", "second"):
                 for claimed in claim(self.jobs, f"{self.digest}-{stage}"):

@@ -105,7 +105,7 @@ def _lost_worker(stack: EchoStack) -> str:
     """A job that a worker runs whose lease is over."""
     job_id = stack.submit(ring=False)
     echo = stack.pipelines["echo"]
-    worker = NewWorker("worker-x", "slot", "echo", "first", "host", 1, 8, echo.version, echo.digest)
+    worker = NewWorker("worker-x", "slot", echo.stage_id("first"), "host", 1, 8, echo.version)
     stack.jobs.register_worker(worker, lease_s=60)
     assert len(stack.jobs.claim("worker-x", 1).claims) == 1
     pass_time(stack.database, 60)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import (
     Claim,
     Claims,
@@ -66,7 +67,7 @@ class ScriptedRunner:
 class RecordingLedger:
     """A ledger without a database: it grants what is ``waiting`` as SQL would, and records every claim and report."""
 
-    worker = NewWorker("worker-1", "slot", "echo", "first", "host", 1, 8, "1", "")
+    worker = NewWorker("worker-1", "slot", StageId(PipelineId("echo", ""), "first"), "host", 1, 8, "1")
 
     def __init__(self) -> None:
         self.waiting: list[Claim] = []

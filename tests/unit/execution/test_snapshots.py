@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from omni_jobs.errors import Fenced, ModelError, StorageFull, StorageUnavailable
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Claim, Completion, NewSnapshot, NewWorker, StoredSnapshot
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.storage import ObjectRef, snapshot_key
@@ -34,7 +35,7 @@ CLAIM = Claim(7, "job-7", "first", 1, "echo", {}, (), 2**63 - 1, {}, True, {}, F
 class RecordingLedger:
     """A ledger without a database, which records what it is told."""
 
-    worker = NewWorker("worker-1", "slot", "echo", "first", "host", 1, 8, "1", "")
+    worker = NewWorker("worker-1", "slot", StageId(PipelineId("echo", ""), "first"), "host", 1, 8, "1")
 
     def __init__(self) -> None:
         self.recorded: list[NewSnapshot] = []

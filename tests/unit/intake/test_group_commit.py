@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError
+from omni_jobs.identity import PipelineId
 from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.jobs import NewJob, SubmitResult
 from tests.integration.job_steps import new_job
@@ -31,7 +32,7 @@ class Store:
 
 
 def made(job: NewJob) -> SubmitResult:
-    return SubmitResult(job.job_id, created=True, queues={job.pipeline})
+    return SubmitResult(job.job_id, created=True, queues={job.pipeline.name})
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def was_created(results: Future[list[SubmitResult | OmniJobsError]]) -> bool:
 
 def test_what_comes_meanwhile_shares_the_next_transaction() -> None:
     store = Store()
-    jobs = [new_job(pipeline=f"p{n % 3}") for n in range(11)]
+    jobs = [new_job(pipeline=PipelineId(f"p{n % 3}", "d")) for n in range(11)]
     ids = [job.job_id for job in jobs]
     with committing(store) as (commits, rung):
         first = commits.submit([jobs[0]])

@@ -271,7 +271,7 @@ def test_an_unusual_picture_is_an_ordinary_one(
 
     job = admitted(checkpoint, pipelines, wall, message(UNUSUAL[name], "make it red"))
     prompts: dict[str, Any] = {}
-    pipeline = pipelines[job.pipeline]
+    pipeline = pipelines[job.pipeline.name]
     for stage_name in [each.name for each in job.stages[:2]]:
         stage = Stage(pipeline, pipeline.stage(stage_name), checkpoint, wall)
         assert isinstance(stage.model, OmniModelConfig)
