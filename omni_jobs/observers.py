@@ -1,7 +1,8 @@
 """``Observers``: those who hear of what a part of the system does, and change nothing about it.
 
 A part that can be observed has a base class with a method for each step, which does nothing: ``RunObserver``,
-``LedgerObserver``. A metric, a trace or a statistic is a class in a file of its own, which defines those that it needs.
+``LedgerObserver``, ``IntakeObserver``, ``RelayObserver``. A metric, a trace or a statistic is a class in a file of its
+own, which defines those that it needs.
 """
 
 import logging

@@ -6,6 +6,7 @@ from itertools import chain
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.relay_observers import RelayObserver, relay_observers
 from omni_jobs.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class Relay:
     def __init__(self, broker: Broker) -> None:
         """Start the thread."""
         self._broker = broker
-        self._is_failing = False
+        self._observers = relay_observers()
         self._thread: BatchThread[Collection[str]] = BatchThread("relay", self._ring)
         self._thread.start()
 
@@ -39,12 +40,8 @@ class Relay:
         try:
             self._broker.ring(queues)
         except BrokerUnavailable as error:
-            if not self._is_failing:  # an outage is one line, and not one for each batch
-                logger.warning("workers find work by polling: %s", error)
-            self._is_failing = True
+            self._observers.tell(RelayObserver.failed, queues, error)
         except Exception:  # a bug: the next doorbell may go well
             logger.exception("no doorbell for %s", ", ".join(sorted(queues)))
         else:
-            if self._is_failing:
-                logger.info("the broker answers again")
-            self._is_failing = False
+            self._observers.tell(RelayObserver.rang, queues)

@@ -9,6 +9,7 @@ that it disturbs no other.
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,7 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
+from omni_jobs.intake.intake_observers import IntakeObserver, intake_observers
 from omni_jobs.intake.refusals import without_frames
 from omni_jobs.intake.room import Room
 from omni_jobs.jobs import Jobs, SubmitResult
@@ -45,6 +47,7 @@ class Intake:
         self._store = store
         self._relay = relay
         self._commits = GroupCommit(jobs.submit_all, relay.ring)
+        self._observers = intake_observers()
         self._room = Room(settings, jobs)
         self.backlog = self._room.backlog
 
@@ -71,6 +74,22 @@ class Intake:
         Raises DatabaseUnavailable before any job is written. Raises DecodersUnavailable if too many submissions wait
         for decoders already, unless these ``wait_for_decoders``.
         """
+        began = time.monotonic()
+
+        def tell(results: Sequence[SubmitResult | OmniJobsError]) -> None:
+            self._observers.tell(IntakeObserver.submitted, submissions, results, time.monotonic() - began)
+
+        try:
+            results = await self._submit_many(submissions, wait_for_decoders)
+        except OmniJobsError as error:
+            tell([error] * len(submissions))
+            raise
+        tell(results)
+        return results
+
+    async def _submit_many(
+        self, submissions: Sequence[Submission], wait_for_decoders: bool
+    ) -> list[SubmitResult | OmniJobsError]:
         admitted = await self._admissions.admit(submissions, wait_for_decoders=wait_for_decoders)
         limits = {each.caller.tenant: each.caller.limits for each in submissions}
         with ExitStack() as stack:
@@ -96,6 +115,16 @@ class Intake:
         ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
         a job of high priority. Raises MissingScope, LimitReached, and the errors of ``Jobs.retry``.
         """
+        try:
+            await self._retry(job_id, from_stage, tenant, limits, may_be_high)
+        except OmniJobsError as error:
+            self._observers.tell(IntakeObserver.retried, job_id, error)
+            raise
+        self._observers.tell(IntakeObserver.retried, job_id, None)
+
+    async def _retry(
+        self, job_id: str, from_stage: str | None, tenant: str | None, limits: Limits, may_be_high: bool
+    ) -> None:
         job = await run_sync(self._jobs.get, job_id, tenant)
         if job.priority is Priority.HIGH and not may_be_high:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")

@@ -178,7 +178,7 @@ def test_a_wrong_password_is_an_error(locked_server: ValkeyServer) -> None:
 
 def test_the_relay_tells_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     """And not for each batch."""
-    caplog.set_level("INFO", "omni_jobs.broker.relay")
+    caplog.set_level("INFO", "omni_jobs.broker")
     broker = make_app("redis://127.0.0.1:1/0").broker
     tried = threading.Semaphore(0)
 
