@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, WorkerLost
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import Claim, Jobs, Retention
 from omni_jobs.jobs.life.retry_job import retry
 from omni_jobs.jobs.life.submit import rows_of
@@ -121,7 +122,7 @@ def test_the_lowest_turn_is_let_in_first(jobs: Jobs) -> None:
 
 @pytest.mark.usefixtures("tenants")
 def test_the_jobs_of_all_pipelines_count(jobs: Jobs) -> None:
-    ids = [submit(jobs, pipeline=pipeline)[0] for pipeline in ("echo", "else", "else")]
+    ids = [submit(jobs, pipeline=PipelineId(pipeline, "d"))[0] for pipeline in ("echo", "else", "else")]
     assert held(jobs) == {ids[2]}
     jobs.cancel(ids[0])
     assert held(jobs) == set()
@@ -310,7 +311,7 @@ def test_who_lets_in_waits_for_another_who_does(jobs: Jobs, database: Database) 
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
             submit_in(tx, [rows_of(new_job(ONE, tenant="few"))])
-            later = pool.submit(submit, jobs, pipeline="else")
+            later = pool.submit(submit, jobs, pipeline=PipelineId("else", "d"))
             until_one_waits_for_a_lock(database)
         third = later.result(30)
     assert held(jobs) == set(third)

@@ -152,7 +152,7 @@ def test_a_worker_that_takes_over_a_slot_knows_what_was_claimed_before(jobs: Job
     assert submit(jobs, database, tenant="b") == 4
     elsewhere = NewWorker("w3", "slot", StageId(PipelineId("else", "d"), "first"), "host", 1, 4, "1")
     jobs.register_worker(elsewhere, 60.0, instead_of=jobs.slot_holder("slot"))
-    assert submit(jobs, database, pipeline="else") == 1, "another pipeline's turns say nothing"
+    assert submit(jobs, database, pipeline=PipelineId("else", "d")) == 1, "another pipeline's turns say nothing"
 
 
 def test_a_retry_has_a_new_turn_and_what_is_rescued_keeps_its_own(jobs: Jobs, database: Database) -> None:
