@@ -44,7 +44,8 @@ class Needs:
 
 
 Submitter = Annotated[Caller, Depends(Needs(Scope.SUBMIT))]
-"""The caller of a route that makes, changes or deletes jobs. The first parameter, because nothing goes before it."""
+"""The caller of a route that makes, changes or deletes jobs. Declare it as the first parameter, so that nothing is
+read or checked for a caller who may not."""
 Administrator = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
 """The caller of a route for operators."""
 Reader = Annotated[Caller, Depends(Needs(Scope.READ))]

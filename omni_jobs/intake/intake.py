@@ -94,7 +94,7 @@ class Intake:
         limits = {each.caller.tenant: each.caller.limits for each in submissions}
         with ExitStack() as stack:
             taken = await self._room.take(admitted, limits, stack)
-            jobs = await self._with_media(taken.accepted)
+            jobs = await self._with_media(taken.jobs)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):
                 if isinstance(job, NewJob) and _may_be_made(result):
@@ -136,14 +136,14 @@ class Intake:
 
     # Store media.
 
-    async def _with_media(self, accepted: Sequence[NewJob | OmniJobsError]) -> list[NewJob | OmniJobsError]:
+    async def _with_media(self, admitted: Sequence[NewJob | OmniJobsError]) -> list[NewJob | OmniJobsError]:
         """Return the jobs to write, once their media are in the object store; an error where they cannot be stored.
 
         After the first such error no other media are tried, because each try of a store that is away takes seconds.
         """
         jobs: list[NewJob | OmniJobsError] = []
         outage: OmniJobsError | None = None
-        for each in accepted:
+        for each in admitted:
             if isinstance(each, OmniJobsError) or not each.unstored:
                 jobs.append(each)
             elif outage is not None:
@@ -175,11 +175,11 @@ class Intake:
 
     async def _write(self, jobs: Sequence[NewJob | OmniJobsError]) -> list[SubmitResult | OmniJobsError]:
         """Write the jobs in one transaction with those of other callers, ring for them, and return their results."""
-        accepted = [job for job in jobs if isinstance(job, NewJob)]
+        wanted = [job for job in jobs if isinstance(job, NewJob)]
         await asyncio.sleep(0)  # requests that came at once hand their jobs over at once: one transaction writes them
-        written = await asyncio.wrap_future(self._commits.submit(accepted)) if accepted else []
+        written = await asyncio.wrap_future(self._commits.submit(wanted)) if wanted else []
         unused: list[Mapping[str, Any]] = []
-        for job, result in zip(accepted, written, strict=True):
+        for job, result in zip(wanted, written, strict=True):
             if not _may_be_made(result):
                 unused += job.media
         if unused:

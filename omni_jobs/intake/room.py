@@ -55,10 +55,10 @@ class _Left(NamedTuple):
 class TakenRoom:
     """The room of a group of jobs. All bytes, and the places not ``made``, go back with the ``until`` of ``Room.take``.
 
-    accepted  each job or its error, in their order
+    jobs  each job that has room, or its error, in their order
     """
 
-    accepted: list[NewJob | OmniJobsError]
+    jobs: list[NewJob | OmniJobsError]
     _reservations: Mapping[_TenantKey, Reservation]
 
     def made(self, job: NewJob) -> None:
@@ -100,13 +100,13 @@ class Room:
             known = await self._known(admitted)
         brings = await run_sync(_bytes_of, admitted) if bounded else [_NO_BYTES] * len(admitted)
         granted = {key: reservation.granted for key, reservation in reservations.items()}
-        accepted: list[NewJob | OmniJobsError] = []
+        jobs: list[NewJob | OmniJobsError] = []
         async with AsyncExitStack() as looking:
             has_media = any(each.media for each in brings)
             left = {tenant: await self._look(tenant, limits[tenant], has_media, looking) for tenant in sorted(bounded)}
             for each, is_late, its_bytes in zip(admitted, late, brings, strict=True):
                 if isinstance(each, OmniJobsError) or (each.tenant, each.idempotency_key) in known:
-                    accepted.append(each)
+                    jobs.append(each)
                     continue
                 tenant, key = each.tenant, (each.pipeline.name, each.tenant)
                 refusal = is_late or (reservations[key].refusal if granted[key] < 1 else None)
@@ -116,8 +116,8 @@ class Room:
                     granted[key] -= 1
                     if tenant in left:
                         self._take(tenant, left[tenant], its_bytes, until)
-                accepted.append(each if refusal is None else without_frames(refusal))
-        return TakenRoom(accepted, reservations)
+                jobs.append(each if refusal is None else without_frames(refusal))
+        return TakenRoom(jobs, reservations)
 
     async def take_for_retry(self, job: JobView, limits: Limits, until: ExitStack) -> Reservation:
         """Take room for a job that is to run again, and give it back as ``until`` closes, once it is queued.

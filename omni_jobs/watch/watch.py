@@ -89,25 +89,25 @@ class Watch:
         self._polls: asyncio.Task[None] | None = None
 
     async def until_ended(
-        self, job_id: str, within_s: float, tenant: str | None = None, connection: Connection | None = None
+        self, job_id: str, within_s: float, counts_for: str | None = None, connection: Connection | None = None
     ) -> bool:
         """Wait until the job has ended or is gone, ``within_s`` at the longest.
 
         Return early, with True, for all reasons for which ``changes`` ends. Return False at once if the client has left
         already, the server stops, or too many watch.
         """
-        if self._is_over_for(connection) or self._is_full_for(tenant):
+        if self._is_over_for(connection) or self._is_full_for(counts_for):
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                async for _ in self.changes(job_id, tenant, connection):
+                async for _ in self.changes(job_id, counts_for, connection):
                     pass
         return True
 
     async def changes(
         self,
         job_id: str,
-        tenant: str | None = None,
+        counts_for: str | None = None,
         connection: Connection | None = None,
         *,
         with_runs: bool = False,
@@ -118,13 +118,13 @@ class Watch:
         take a glance gets the newest next. End early if the job is gone or the server stops. End where the client of
         the ``connection`` has left, so that its place is free for others. End as well if the database does not answer:
         the caller reads the job next, and gets the error. The first step raises ServerBusy if too many watch, or too
-        many of the ``tenant`` (None: the caller counts among all alone).
+        many for the tenant that it ``counts_for`` (None: it counts among all alone).
         """
         if self._is_over_for(connection):
             return
-        if self._is_full_for(tenant):
+        if self._is_full_for(counts_for):
             raise ServerBusy("as many requests watch jobs as may do so")
-        with self._watching(_Watcher(job_id, with_runs), tenant, connection) as watcher:
+        with self._watching(_Watcher(job_id, with_runs), counts_for, connection) as watcher:
             while (glance := await watcher.next()) is not None:
                 yield glance
 
