@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 16 << 10
 _FEW_VALUES = 256
-_BULK_HANGS_S = 600.0
+_LONG_HANGS_S = 600.0  # of a bulk's group, and of media, which wait for decoders
 
 
 class Lanes:
@@ -54,19 +54,23 @@ class Lanes:
         lane = self._lane_of([text.size for text in texts])
         if lane is self._small and not tokenizes:
             return admit()
-        async with lane:
-            with move_on_after(_BULK_HANGS_S if lane is self._groups else HANGS_S, shield=True):
-                return await run_sync(admit, limiter=self._threads, abandon_on_cancel=True)
-        raise PluginBroken("the prompt renderer hangs: its call is given up", field="model.family")
+        return await self._run_bounded(admit, lane, _LONG_HANGS_S if lane is self._groups else HANGS_S)
 
     async def run_decoding(self, admit: Callable[[], T], *, waits: bool) -> T:
         """Call ``admit``, which admits a request with media, once its lane has room. Return its result.
 
-        Raises DecodersUnavailable if the lane has no room, unless the request ``waits`` for it.
+        Raises DecodersUnavailable if the lane has no room, unless the request ``waits`` for it, and PluginBroken for a
+        call that hangs: decoders have limits of their own, but the prompt renderer reads what they give.
         """
         if not waits and self._media.available_tokens < 1:
             raise DecodersUnavailable("too many submits wait for their media to be decoded")
-        return await run_sync(admit, limiter=self._media)
+        return await self._run_bounded(admit, self._media, _LONG_HANGS_S)
+
+    async def _run_bounded(self, admit: Callable[[], T], lane: CapacityLimiter, limit_s: float) -> T:
+        async with lane:
+            with move_on_after(limit_s, shield=True):
+                return await run_sync(admit, limiter=self._threads, abandon_on_cancel=True)
+        raise PluginBroken("the prompt renderer hangs: its call is given up", field="model.family")
 
     def _lane_of(self, sizes: Sequence[int]) -> CapacityLimiter:
         if len(sizes) != 1:
