@@ -26,7 +26,7 @@ from benchmarks.http_load import post_all
 from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState

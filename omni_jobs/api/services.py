@@ -23,7 +23,7 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.prompts import Renderers
+from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.tenants.callers import Callers

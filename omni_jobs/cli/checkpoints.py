@@ -65,7 +65,7 @@ def _place_of(checkpoint: Path, families: Mapping[str, str]) -> str:
     ``families`` maps places to families. Raises BadParameter and ConfigError.
     """
     from omni_jobs.errors import ConfigError
-    from omni_jobs.prompts import families_of, kind_of
+    from omni_jobs.prompts.renderers import families_of, kind_of
 
     fitting = list(families)
     if len(fitting) > 1:

@@ -23,7 +23,7 @@ def check(files: StageConfigsArgument) -> None:
     from omni_jobs.errors import ConfigError, PluginBroken
     from omni_jobs.pipelines.loader import load_pipeline
     from omni_jobs.pipelines.yaml_source import collected, gathered
-    from omni_jobs.prompts import check_renderers
+    from omni_jobs.prompts.renderers import check_renderers
     from omni_jobs.stack.engine_check import check_engines
 
     failed = False

@@ -13,7 +13,7 @@ from omni_jobs.intake.refusals import results_of, without_frames
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines
-from omni_jobs.prompts import HANGS_S, Renderers
+from omni_jobs.prompts.renderers import HANGS_S, Renderers
 from omni_jobs.requests import Submission, admit
 from omni_jobs.settings import Settings
 

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, move_on_after
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import DecodersUnavailable, PluginBroken
-from omni_jobs.prompts import HANGS_S
+from omni_jobs.prompts.renderers import HANGS_S
 from omni_jobs.requests import Submission
 
 T = TypeVar("T")

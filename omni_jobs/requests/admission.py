@@ -14,7 +14,7 @@ from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob, NewMedium, NewStage, new_job_id
 from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.priority import Priority
-from omni_jobs.prompts import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
+from omni_jobs.prompts.renderers import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
 from omni_jobs.requests.content import Contents, check_input_pixels, measure
 from omni_jobs.requests.cost import cost_of, estimated_tokens
 from omni_jobs.requests.job_request import JobRequest

@@ -10,7 +10,7 @@ from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
-    from omni_jobs.prompts import PromptRenderer
+    from omni_jobs.prompts.renderers import PromptRenderer
 
 _DTYPES = frozenset({"F16", "BF16", "F32"})
 

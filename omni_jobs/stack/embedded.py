@@ -27,7 +27,7 @@ from omni_jobs.cores import threads_per_engine
 from omni_jobs.errors import ConfigError, PluginBroken, StackError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.prompts import checkpoint_of, load_renderer
+from omni_jobs.prompts.renderers import checkpoint_of, load_renderer
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildState, ChildView
 from omni_jobs.stack.data_directory import DataDirectory

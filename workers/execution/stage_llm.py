@@ -11,7 +11,7 @@ from omni_jobs.errors import ModelError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.prompts import checkpoint_of
+from omni_jobs.prompts.renderers import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
 from workers.runners.contained import Contained

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.echo.parameters import EchoParameters

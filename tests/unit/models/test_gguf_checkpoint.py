@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from tests.oracles.causal_lm import CHAT_TEMPLATE, CONTEXT, STOP
 from workers.models.causal_lm.gguf import convert_gguf
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omni_jobs.errors import ConfigError, InvalidRequest, RequestTooLarge
 from omni_jobs.pipelines.loader import Pipelines, load_pipeline
 from omni_jobs.pipelines.parameter_limits import Limit, beyond, own_bounds
-from omni_jobs.prompts import Renderers
+from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.oracles import samples

@@ -17,7 +17,8 @@ from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.declarations import FAMILIES
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.prompts import Renderers, load_renderer, renderers
+from omni_jobs.prompts import renderers
+from omni_jobs.prompts.renderers import Renderers, load_renderer
 from omni_jobs.requests import parse
 from omni_jobs.settings import Settings
 from tests.unit.pipelines.test_declarations import installed

@@ -11,8 +11,8 @@ import pytest
 
 from omni_jobs.errors import ConfigError, ModelMissing
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.prompts import Renderers
 from omni_jobs.prompts.checkpoint_files import check_checkpoint
+from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.settings import Settings
 from workers.stages.engine_args import OmniModelConfig
 

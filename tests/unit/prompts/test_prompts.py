@@ -17,7 +17,7 @@ from omni_jobs.media.image import decode_image, probe_image
 from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video, probe_video
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.prompts import PromptRenderer, Renderers, load_renderer
+from omni_jobs.prompts.renderers import PromptRenderer, Renderers, load_renderer
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 from workers.models.qwen_vision import smart_resize

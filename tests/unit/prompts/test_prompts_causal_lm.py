@@ -9,7 +9,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.pipelines.loader import load_pipeline
-from omni_jobs.prompts import families_of
+from omni_jobs.prompts.renderers import families_of
 from tests.oracles.causal_lm import CONTEXT
 from workers.models.causal_lm.prompts import CausalLmPromptRenderer
 

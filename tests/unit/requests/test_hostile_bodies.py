@@ -19,7 +19,7 @@ from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.refusals import results_of
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.prompts import Renderers
+from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.requests import Submission, Upload, admit, parse
 from omni_jobs.requests import json_body as bodies
 from omni_jobs.requests.json_body import canonical, parse_body

@@ -10,7 +10,7 @@ import pytest
 from omni_jobs.errors import InvalidRequest, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.stage_config import ModelConfig, StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from tests.oracles.causal_lm import CONTEXT
 from workers.runners.ar.chat_of_transcripts import ChatOfTranscripts
 from workers.runners.ar.parameters import ArParameters

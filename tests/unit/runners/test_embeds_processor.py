@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from omni_jobs.errors import ConfigError, ModelError, OmniJobsError, PayloadCorrupt
 from omni_jobs.payloads import Manifest, Payload, PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.stage_config import ModelConfig, StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.embeds_processor import EmbedsProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt

@@ -8,7 +8,7 @@ import pytest
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import ModelConfig, StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.pooling.token_embeds import TokenEmbedsProcessor

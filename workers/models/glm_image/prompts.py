@@ -14,7 +14,7 @@ from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
-from omni_jobs.prompts.picture_parts import picture_parts
+from omni_jobs.prompts.messages import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.glm_image.glyphs import check_glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, Grids, grids_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.prompts.last_user_text import last_user_text
+from omni_jobs.prompts.messages import last_user_text
 from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
 from workers.models.hibari.speakable import check_speakable
 

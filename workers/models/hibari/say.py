@@ -1,7 +1,7 @@
 """``SayProcessor``: the last user message of a job becomes an acoustic stage's prompt."""
 
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.last_user_text import last_user_text
+from omni_jobs.prompts.messages import last_user_text
 from workers.models.hibari.hibari_prompts import TextPrompt
 from workers.models.hibari.parameters import AcousticParameters
 from workers.stages.engine_args import OmniModelConfig

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_jobs.prompts.picture_parts import picture_parts
+from omni_jobs.prompts.messages import picture_parts
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
+from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from omni_jobs.prompts.request_parts import parts_of
 from workers.models.qwen_vision import QwenVision
 
 # Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.

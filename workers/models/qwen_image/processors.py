@@ -8,7 +8,7 @@ from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters, SourcesParameters
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer

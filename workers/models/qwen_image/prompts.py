@@ -10,7 +10,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
-from omni_jobs.prompts.picture_parts import picture_parts
+from omni_jobs.prompts.messages import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.size import Size, size_of_area

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from omni_jobs.prompts.picture_parts import picture_parts
+from omni_jobs.prompts.messages import picture_parts
 
 DRAW_PREFIX: Final = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "

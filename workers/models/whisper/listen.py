@@ -4,7 +4,7 @@ from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.messages import parts_of
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
 from workers.stages.engine_args import OmniModelConfig

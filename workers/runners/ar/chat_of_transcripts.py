@@ -6,7 +6,7 @@ from typing import Any
 from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.chat_processor import ChatProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt

@@ -6,8 +6,8 @@ from typing import Any
 from omni_jobs.errors import ModelError
 from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
-from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.messages import parts_of
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model

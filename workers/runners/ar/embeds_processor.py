@@ -2,7 +2,7 @@
 
 from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model

@@ -1,7 +1,7 @@
 """``EchoProcessor``: the last user message and the size of the payloads become an echo stage's prompt."""
 
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.last_user_text import last_user_text
+from omni_jobs.prompts.messages import last_user_text
 from workers.runners.echo.parameters import EchoParameters
 from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig

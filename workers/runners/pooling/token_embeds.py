@@ -5,7 +5,7 @@ from typing import Any
 
 from omni_jobs.errors import InvalidRequest, ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model

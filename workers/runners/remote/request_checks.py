@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.prompts.last_user_text import last_user_text
-from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.messages import last_user_text, parts_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import Endpoint
 

@@ -9,7 +9,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.media.formats import Kind, format_of
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.messages import parts_of
 from omni_jobs.requests.complaints import words_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import Endpoint

@@ -4,7 +4,7 @@ from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.last_user_text import last_user_text
+from omni_jobs.prompts.messages import last_user_text
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.stage_parts import StageParts, media_of, upstream_texts
 from workers.stages.engine_args import OmniModelConfig

@@ -11,7 +11,7 @@ import numpy as np
 from omni_jobs.errors import ModelError
 from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.request_parts import parts_of
+from omni_jobs.prompts.messages import parts_of
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
 from workers.runners.remote.stage_parts import StageParts, medium
 from workers.stages.engine_args import OmniModelConfig

@@ -16,7 +16,7 @@ from omni_jobs.media import ImageInfo
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.prompts import Renderers, families_of, load_renderer
+from omni_jobs.prompts.renderers import Renderers, families_of, load_renderer
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.integration.runners.qwen_image_edits import picture

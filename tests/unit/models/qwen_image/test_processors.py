@@ -12,7 +12,7 @@ from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, 
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.prompts import load_renderer
+from omni_jobs.prompts.renderers import load_renderer
 from workers.models.qwen_image.parameters import DrawParameters
 from workers.models.qwen_image.processors import (
     DescribeProcessor,

@@ -10,7 +10,7 @@ import pytest
 
 from omni_jobs.errors import ConfigError, InvalidRequest, OmniJobsError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
-from omni_jobs.prompts import Renderers, families_of, load_renderer
+from omni_jobs.prompts.renderers import Renderers, families_of, load_renderer
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
