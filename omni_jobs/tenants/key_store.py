@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
 
-from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
@@ -29,9 +29,9 @@ _LONGEST_LIFE_S = 10 * 365 * 86_400.0
 
 
 class ApiKeyView(BaseModel):
-    """An API key, as ``omni-jobs keys list --json`` shows it. The key itself nobody can show."""
+    """An API key, as ``omni-jobs keys list --json`` shows it, made of its row. The key itself nobody can show."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
     id: str
     tenant: str
@@ -97,15 +97,11 @@ class ApiKeys:
         query = _KEYS.order_by(ApiKeyRow.created_at, ApiKeyRow.id)
         if tenant is not None:
             query = query.where(ApiKeyRow.tenant == tenant)
-        return self._db.read(lambda tx: [_view(row) for row in tx.execute(query)])
+        return self._db.read(lambda tx: [ApiKeyView.model_validate(row) for row in tx.execute(query)])
 
     def revoke(self, key_id: str) -> ApiKeyView:
         """Revoke a key, and return it. Every API server refuses it within 5 s. Raises NotFound."""
         return self._db.run(lambda tx: _revoke(tx, key_id))
-
-    def find(self, digest: str) -> tuple[Caller | None, float]:
-        """Return the caller that presents a key, and for how many seconds its key lives on; None as ``find_all``."""
-        return self.find_all([digest]).get(digest, (None, float("inf")))
 
     def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
         """Return the callers that present these keys, by digest, each with for how many seconds its key lives on.
@@ -113,7 +109,7 @@ class ApiKeys:
         Keys that are unknown, revoked or expired, by the database's clock, are left out.
         """
         rows = self._db.read(lambda tx: tx.execute(_FOUND, {"digests": listed(digests)}).all())
-        return {row.digest: self._presented(row) for row in rows if _counts(row)}
+        return {row.digest: self._presented(row) for row in rows}
 
     def _presented(self, row: Any) -> tuple[Caller, float]:
         if row.used_at is None or row.used_at < row.at - row.at % _HOUR_S:
@@ -131,17 +127,13 @@ class ApiKeys:
             logger.warning("the use of a key is not noted: %s", error)  # the next hour will
 
 
-_KEYS = select(
-    ApiKeyRow.id,
-    ApiKeyRow.tenant,
-    ApiKeyRow.name,
-    ApiKeyRow.scopes,
-    ApiKeyRow.hint,
-    ApiKeyRow.created_at,
-    ApiKeyRow.expires_at,
-    ApiKeyRow.revoked_at,
-    ApiKeyRow.used_at,
+KEY_COUNTS = (
+    ApiKeyRow.revoked_at.is_(None),
+    or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now()),
 )
+"""The SQL conditions that a key is neither revoked nor expired."""
+
+_KEYS = select(*(getattr(ApiKeyRow, name) for name in ApiKeyView.model_fields))
 # Built once, because SQLAlchemy would visit every part of it with every call.
 _FOUND = (
     select(
@@ -150,18 +142,13 @@ _FOUND = (
         ApiKeyRow.tenant,
         ApiKeyRow.scopes,
         ApiKeyRow.expires_at,
-        ApiKeyRow.revoked_at,
         ApiKeyRow.used_at,
         TenantRow.limits,
         now().label("at"),
     )
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
-    .where(one_of(ApiKeyRow.digest, bindparam("digests")))
+    .where(one_of(ApiKeyRow.digest, bindparam("digests")), *KEY_COUNTS)
 )
-
-
-def _counts(row: Any) -> bool:
-    return row.revoked_at is None and (row.expires_at is None or row.expires_at > row.at)
 
 
 def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) -> ApiKeyView:
@@ -173,7 +160,7 @@ def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) 
     if tx.execute(select(ApiKeyRow.id).where(is_ours)).one_or_none() is None:  # else an earlier try wrote it
         expires_at = None if expires_in_s is None else now() + expires_in_s
         tx.execute(insert(ApiKeyRow).values(**values, created_at=now(), expires_at=expires_at))
-    return _view(tx.execute(_KEYS.where(is_ours)).one())
+    return ApiKeyView.model_validate(tx.execute(_KEYS.where(is_ours)).one())
 
 
 def _revoke(tx: Connection, key_id: str) -> ApiKeyView:
@@ -182,22 +169,4 @@ def _revoke(tx: Connection, key_id: str) -> ApiKeyView:
     row = tx.execute(_KEYS.where(is_it)).one_or_none()
     if row is None:
         raise NotFound(f"there is no key {key_id!r:.80}", field="id")
-    return _view(row)
-
-
-def _view(row: Any) -> ApiKeyView:
-    return ApiKeyView(
-        id=row.id,
-        tenant=row.tenant,
-        name=row.name,
-        scopes=row.scopes,
-        hint=row.hint,
-        created_at=as_datetime(row.created_at),
-        expires_at=_time(row.expires_at),
-        revoked_at=_time(row.revoked_at),
-        used_at=_time(row.used_at),
-    )
-
-
-def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else as_datetime(seconds)
+    return ApiKeyView.model_validate(row)

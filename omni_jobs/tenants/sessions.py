@@ -5,13 +5,14 @@ import re
 import secrets
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, case, delete, insert, literal, or_, select
+from sqlalchemy import Connection, bindparam, case, delete, insert, literal, select
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import ApiKeyRow, SessionRow, TenantRow
 from omni_jobs.errors import Unauthenticated
 from omni_jobs.tenants.caller import Caller, Scope
+from omni_jobs.tenants.key_store import KEY_COUNTS
 from omni_jobs.tenants.tenant_limits import Limits
 
 LONGEST_S: Final = 12 * 3600.0
@@ -64,23 +65,19 @@ class Sessions:
         return self._db.run(lambda tx: tx.execute(delete(SessionRow).where(SessionRow.ends_at <= now())).rowcount)
 
 
-_KEY_COUNTS = (
-    ApiKeyRow.revoked_at.is_(None),
-    or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now()),
-)
 # Built once, because SQLAlchemy would visit every part of it with every call.
 _FOUND = (
     select(SessionRow.ends_at, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits, now().label("at"))
     .join(ApiKeyRow, ApiKeyRow.id == SessionRow.key_id)
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
-    .where(SessionRow.digest == bindparam("digest"), SessionRow.ends_at > now(), *_KEY_COUNTS)
+    .where(SessionRow.digest == bindparam("digest"), SessionRow.ends_at > now(), *KEY_COUNTS)
 )
 
 
 def _begin(tx: Connection, digest: str, key_digest: str) -> bool:
     """Write a session's row, unless an earlier try did; return whether its key counts."""
     key = tx.execute(
-        select(ApiKeyRow.id).where(ApiKeyRow.digest == key_digest, *_KEY_COUNTS).with_for_update(key_share=True)
+        select(ApiKeyRow.id).where(ApiKeyRow.digest == key_digest, *KEY_COUNTS).with_for_update(key_share=True)
     ).scalar_one_or_none()
     if key is None:
         return False

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow, TurnRow
 from omni_jobs.errors import Conflict, NotFound
@@ -17,9 +16,9 @@ from omni_jobs.tenants.tenant_limits import Limits, check_limits, check_name, ch
 
 
 class TenantView(BaseModel):
-    """A tenant, as ``omni-jobs tenants list --json`` shows it."""
+    """A tenant, as ``omni-jobs tenants list --json`` shows it, made of its row."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
     name: str
     weight: float
@@ -42,7 +41,8 @@ class Tenants:
 
     def all(self) -> Sequence[TenantView]:
         """Return all tenants, sorted by name."""
-        return self._db.read(lambda tx: [_view(row) for row in tx.execute(_TENANTS.order_by(TenantRow.name))])
+        query = _TENANTS.order_by(TenantRow.name)
+        return self._db.read(lambda tx: [TenantView.model_validate(row) for row in tx.execute(query)])
 
     def limits(self, name: str) -> Limits | None:
         """Return a tenant's limits, or None if there is no tenant of this name."""
@@ -111,9 +111,4 @@ def _get(tx: Connection, name: str) -> TenantView:
     row = tx.execute(_TENANTS.where(TenantRow.name == name).with_for_update()).one_or_none()
     if row is None:
         raise NotFound(f"there is no tenant {name!r:.80}", field="name")
-    return _view(row)
-
-
-def _view(row: Row[*tuple[Any, ...]]) -> TenantView:
-    limits = Limits.model_validate(row.limits)
-    return TenantView(name=row.name, weight=row.weight, limits=limits, created_at=as_datetime(row.created_at))
+    return TenantView.model_validate(row)

@@ -35,7 +35,7 @@ def test_a_tenant_and_its_keys(database: Database) -> None:
     key = plain.stdout.strip()  # nothing else: a file of it is a file of the key
     digest = digest_of(key)
     assert digest is not None
-    assert ApiKeys(database).find(digest)[0] is not None
+    assert ApiKeys(database).find_all([digest])
     assert key not in plain.stderr
     made = json.loads(run("keys", "create", "-t", "acme", "-s", "admin", "--expires-in-days", "1", "--json").stdout)
     assert made["expires_at"] > made["created_at"]
