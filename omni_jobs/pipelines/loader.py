@@ -17,7 +17,7 @@ from omni_jobs.errors import ConfigError, NotFound, PluginBroken
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.graph_check import check_graph
 from omni_jobs.pipelines.stage_config import Pipeline
-from omni_jobs.pipelines.yaml_source import YamlSource, gathered, place_of
+from omni_jobs.pipelines.yaml_source import YamlSource, collected, gathered, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -180,27 +180,23 @@ def _read_pipeline(path: Path) -> tuple[Pipeline, list[ConfigError]]:
     """
     source, data, found = _read(path)
     try:
-        with source.located(()):
-            pipeline = Pipeline.model_validate(data)
-    except ConfigError as error:
-        found += [error, *error.more]
-        rest = _without_mistakes(data)
+        pipeline = Pipeline.model_validate(data)
+    except ValidationError as error:
+        with collected(found), source.located(()):
+            raise
+        rest = _without_mistakes(data, error)
         raise gathered(found + ([] if rest is None else check_graph(rest, source))) from None
     if found:
         raise gathered(found + check_graph(pipeline, source))
     return pipeline, check_graph(pipeline, source)
 
 
-def _without_mistakes(data: Any) -> Pipeline | None:
+def _without_mistakes(data: Any, error: ValidationError) -> Pipeline | None:
     """Return the pipeline without the fields that are wrong, so that its graph can be checked; None if they are needed.
 
     ``data`` loses these fields.
     """
-    try:
-        return Pipeline.model_validate(data)
-    except ValidationError as error:
-        places = {place_of(complaint) for complaint in error.errors()}
-    for place in sorted(places, key=len, reverse=True):
+    for place in sorted({place_of(complaint) for complaint in error.errors()}, key=len, reverse=True):
         inner = data
         for part in place[:-1]:
             inner = inner[part] if isinstance(inner, dict) and part in inner else None

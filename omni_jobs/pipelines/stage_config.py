@@ -161,14 +161,12 @@ class StageConfig(_Frozen):
         return bounds
 
     def beyond_limits(self, overrides: Mapping[str, Any]) -> Beyond | None:
-        """Return the first thing in which a job's ``overrides`` are beyond ``limits``; None if they are not.
+        """Check a job's ``overrides``: return the first thing in which they are beyond ``limits``, or None.
 
-        What has no limit is left to ``parameters_with``. The rest is checked before it, so that the nearest number in
-        a message is one that the limit lets pass. Raises pydantic's ValidationError as it does.
+        Raises pydantic's ValidationError as ``parameters_with`` does. The limits come first, so that the nearest number
+        in a message is one that they let pass.
         """
         limited = {name: self.bounds[name] for name in self.limits}
-        if not limited:
-            return None
         if (found := beyond(limited, overrides)) is not None:
             return found
         parameters = self.parameters_with(overrides)

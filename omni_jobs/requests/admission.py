@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +76,8 @@ def admit(
             prompt_tokens: float = check_embeds(embeds, renderer, stages)
         media = [NewMedium("application/vnd.safetensors", embeds)]
     else:
-        length = _Length(renderer, admitted, stages, contents)
-        media = _check_media(contents, settings, wall, renderer, length.check)
-        prompt_tokens = length.tokens
+        check = partial(_check_prompt, contents, renderer, admitted, stages)
+        media, prompt_tokens = _check_media(contents, settings, wall, renderer, check)
     return _job_of(submission, pipeline, stages, admitted, media, cost_of(stages, parameters, prompt_tokens))
 
 
@@ -158,16 +158,16 @@ def _check_media(
     settings: Settings,
     wall: MediaWall | None,
     renderer: PromptRenderer | None,
-    check_length: Callable[[Sequence[MediaInfo]], None],
-) -> list[NewMedium]:
-    """Return the media of the messages, once they and the prompt's length are checked."""
+    check: Callable[[Sequence[MediaInfo]], float],
+) -> tuple[list[NewMedium], float]:
+    """Return the media of the messages and the prompt's tokens, both checked."""
     if not contents.media:
-        check_length(())
-        return []
+        return [], check(())
     longest_audio_s = None if renderer is None else renderer.longest_audio_s
     with nullcontext(wall) if wall is not None else MediaWall(settings) as decoders:
-        infos = measure(contents.media, decoders, check_length, longest_audio_s)
-    return [NewMedium(info.media_type, medium.data) for medium, info in zip(contents.media, infos, strict=True)]
+        infos, tokens = measure(contents.media, decoders, check, longest_audio_s)
+    media = [NewMedium(info.media_type, medium.data) for medium, info in zip(contents.media, infos, strict=True)]
+    return media, tokens
 
 
 def _check_for_processor(stage: StageConfig, request: Mapping[str, Any]) -> None:
@@ -178,43 +178,33 @@ def _check_for_processor(stage: StageConfig, request: Mapping[str, Any]) -> None
             check(stage, request)
 
 
-class _Length:
-    """The length of a prompt, of messages. ``check`` counts it and bounds it."""
+def _check_prompt(
+    contents: Contents,
+    renderer: PromptRenderer | None,
+    request: Mapping[str, Any],
+    stages: Sequence[StageConfig],
+    infos: Sequence[MediaInfo],
+) -> float:
+    """Return the tokens of a prompt of messages, whose media have these sizes; an estimate where no model counts them.
 
-    def __init__(
-        self,
-        renderer: PromptRenderer | None,
-        request: Mapping[str, Any],
-        stages: Sequence[StageConfig],
-        contents: Contents,
-    ) -> None:
-        self._renderer = renderer
-        self._request = request
-        self._stages = stages
-        self._contents = contents
-        self.tokens = 0.0  # of the prompt, by the last check
-
-    def check(self, infos: Sequence[MediaInfo]) -> None:
-        """Raise InvalidRequest for a prompt of more tokens than the model takes, or of another form than a stage takes.
-
-        Raise RequestTooLarge for pictures beyond a limit.
-        """
-        for stage in self._stages:
-            for medium, info in zip(self._contents.media, infos, strict=True):
-                check_input_pixels(stage, medium, info)
-        for stage in self._stages:
-            _check_for_processor(stage, self._request)
-        self.tokens = estimated_tokens(self._contents.text_bytes, infos)
-        if self._renderer is None:
-            return
-        with renderer_errors(self._request["model"]):
-            self._renderer.check(self._request)
-            tokens = self._renderer.count_tokens(self._request, infos)
-            limit = self._renderer.prompt_limit(self._stages)
+    Raise InvalidRequest for a prompt of more tokens than the model takes, or of another form than a stage takes, and
+    RequestTooLarge for pictures beyond a limit.
+    """
+    for stage in stages:
+        for medium, info in zip(contents.media, infos, strict=True):
+            check_input_pixels(stage, medium, info)
+    for stage in stages:
+        _check_for_processor(stage, request)
+    tokens = 0
+    if renderer is not None:
+        with renderer_errors(request["model"]):
+            renderer.check(request)
+            tokens = renderer.count_tokens(request, infos)
+            limit = renderer.prompt_limit(stages)
             is_too_long = tokens > limit
         if is_too_long:
             raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
-        self.tokens = tokens or self.tokens  # models of sounds and pictures count none
+    return tokens or estimated_tokens(contents.text_bytes, infos)  # models of sounds and pictures count none
 
 
 def _digest(sent: Mapping[str, Any]) -> str:

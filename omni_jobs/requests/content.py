@@ -97,15 +97,15 @@ class Contents:
 def measure(
     media: Sequence[Medium],
     wall: MediaWall,
-    check_length: Callable[[Sequence[MediaInfo]], None],
+    check: Callable[[Sequence[MediaInfo]], float],
     longest_audio_s: float | None,
-) -> list[MediaInfo]:
-    """Measure all media of a request by their headers, then by decoding as far as needed; return each one's info.
+) -> tuple[list[MediaInfo], float]:
+    """Measure all media of a request by their headers, then by decoding as far as needed.
 
-    ``check_length`` raises for a prompt that is too long. It gets the sizes in the headers before any medium is
-    decoded, and the decoded sizes if they differ. Of a clip about ``longest_audio_s`` are decoded; None: all.
-    Raises InvalidRequest and RequestTooLarge naming the medium's field, DecodersUnavailable, and what ``check_length``
-    raises.
+    Return each one's info, and the prompt's tokens, as ``check`` returns them; it raises for a prompt that is too long.
+    It gets the sizes in the headers before any medium is decoded, and the decoded sizes if they differ. Of a clip about
+    ``longest_audio_s`` are decoded; None: all. Raises InvalidRequest and RequestTooLarge naming the medium's field,
+    DecodersUnavailable, and what ``check`` raises.
     """
     budget = wall.budget()
 
@@ -120,11 +120,9 @@ def measure(
         return infos
 
     headers = of_each(lambda medium: wall.header(medium.kind, medium.data, budget))
-    check_length(headers)
+    tokens = check(headers)
     infos = of_each(lambda medium: wall.probe(medium.kind, medium.data, budget, enough_s=longest_audio_s))
-    if infos != headers:
-        check_length(infos)
-    return infos
+    return infos, tokens if infos == headers else check(infos)
 
 
 def check_input_pixels(stage: StageConfig, medium: Medium, info: MediaInfo) -> None:

@@ -105,8 +105,6 @@ def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[Stag
     for stage, values in chosen.items():
         try:
             beyond = running[stage].beyond_limits(values)
-            if beyond is None:
-                running[stage].parameters_with(values)
         except ValidationError as error:
             refused = refuse(error, "stages", stage)
             parameter = ".".join((refused.field or "").split(".")[2:3])
