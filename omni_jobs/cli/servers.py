@@ -110,7 +110,7 @@ def opened_database() -> Iterator[Database]:
 
 def _usual_port(settings: Settings) -> int:
     """Return the port of the settings (8000) if it is free, otherwise 0."""
-    from omni_jobs.stack.listener import open_listener
+    from omni_jobs.stack.embedded import open_listener
 
     with suppress(OSError), open_listener(settings.api_host, settings.api_port):
         return settings.api_port

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 
 from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, check_worker_installed, worker_command
 from omni_jobs.cores import threads_per_engine
+from omni_jobs.database.database import Database
 from omni_jobs.errors import ConfigError, PluginBroken, StackError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
@@ -32,7 +33,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildState, ChildView
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
-from omni_jobs.stack.listener import base_url, open_listener
+from omni_jobs.stack.readiness import ChildReadiness
 from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
 from omni_jobs.stack.valkey import Valkey
@@ -219,13 +220,14 @@ class EmbeddedStack:
             }
         )
         self._children = self._make_children(valkey, self._listener.fileno())
+        database = Database(self.settings.resolved_database_url)
         self._supervisor = Supervisor(
             self._children,
-            valkey=valkey,
-            api_url=self.url,
-            settings=self.settings,
+            database=database,
+            readiness=ChildReadiness(valkey, self.url, database, self._directory.rescuer_round),
+            load_limit_s=self.settings.load_limit_s,
+            stall_after_s=self.settings.stall_after_s,
             sentinel=self._sentinel,
-            round_file=self._directory.rescuer_round,
             on_ready=lambda: self._directory.write_url(self.url),
             on_notice=self._on_notice,
             temporary=self._temporary,
@@ -288,3 +290,18 @@ class EmbeddedStack:
             self._sentinel.stop()
             self._sentinel = None
         self._directory.close(remove=self._temporary)
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a host's name or address; 0 takes a free port, an empty host every address.
+
+    A name that has addresses of both kinds takes that of IPv4. Raises OSError.
+    """
+    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # noqa: S104
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return socket.create_server(address, family=family, backlog=1024)
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL of a server at an address; one of IPv6 stands in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

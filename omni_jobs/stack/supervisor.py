@@ -10,16 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from pathlib import Path
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError, StackError
-from omni_jobs.settings import Settings
 from omni_jobs.stack.child import Child, ChildState
-from omni_jobs.stack.child_watch import ChildWatch
-from omni_jobs.stack.readiness import ChildReadiness
+from omni_jobs.stack.readiness import ChildReadiness, ChildWatch
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
-from omni_jobs.stack.valkey import Valkey
 
 VALKEY_START_S = 20.0
 VALKEY_STOP_S = 10.0
@@ -43,28 +39,29 @@ class Supervisor:
         self,
         children: Sequence[Child],
         *,
-        valkey: Valkey,
-        api_url: str,
-        settings: Settings,
+        database: Database,
+        readiness: ChildReadiness,
+        load_limit_s: float,
+        stall_after_s: float,
         sentinel: Sentinel,
-        round_file: Path,
         on_ready: Callable[[], None],
         on_notice: Callable[[str], None],
         temporary: bool,
     ) -> None:
         """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
 
-        The thread calls ``on_ready`` once all children are ready. Between two that turn ready pass at most the
-        ``load_limit_s`` of the children's ``settings``, because workers of one GPU load one after another. It calls
-        ``on_notice`` with what an operator should know: a child died or hangs, is started anew, is ready again. The
-        children of a ``temporary`` stack get less time to stop.
+        The thread closes ``database`` at its end, and calls ``on_ready`` once all children are ready. Between two that
+        turn ready pass at most ``load_limit_s``, because workers of one GPU load one after another; one that serves no
+        longer is killed after ``stall_after_s``. The thread calls ``on_notice`` with what an operator should know: a
+        child died or hangs, is started anew, is ready again. The children of a ``temporary`` stack get less time to
+        stop.
         """
         self._children = list(children)
-        self._valkey = valkey
-        self._api_url = api_url
-        self._settings = settings
+        self._database = database
+        self._readiness = readiness
+        self._load_limit_s = load_limit_s
+        self._stall_after_s = stall_after_s
         self._sentinel = sentinel
-        self._round_file = round_file
         self._on_ready = on_ready
         self._on_notice = on_notice
         self._temporary = temporary
@@ -114,12 +111,11 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with closing(Database(self._settings.resolved_database_url)) as database:
-                readiness = ChildReadiness(self._valkey, self._api_url, database, self._round_file)
-                self._start_all(database, readiness)
+            with closing(self._database):
+                self._start_all()
                 self._on_ready()
                 self._settled.set()
-                self._keep_running(readiness)
+                self._keep_running()
         except _Stopped:
             pass
         except OmniJobsError as error:
@@ -136,21 +132,21 @@ class Supervisor:
                 self._ended.set()
                 self._settled.set()
 
-    def _start_all(self, database: Database, readiness: ChildReadiness) -> None:
+    def _start_all(self) -> None:
         valkey, *others = self._children
         self._start(valkey)
-        database.migrate()
-        self._await_ready([valkey], readiness, VALKEY_START_S)
+        self._database.migrate()
+        self._await_ready([valkey], VALKEY_START_S)
         for child in others:
             self._start(child)
-        self._await_ready(others, readiness, self._settings.load_limit_s)
+        self._await_ready(others, self._load_limit_s)
 
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))
         self._sessions.add(pid)
         self._sentinel.watch(pid)
 
-    def _await_ready(self, children: Sequence[Child], readiness: ChildReadiness, limit_s: float) -> None:
+    def _await_ready(self, children: Sequence[Child], limit_s: float) -> None:
         """Wait until all these children serve. One that ends meanwhile, or is late, is given up.
 
         Late is who still waits when for ``limit_s`` none has turned ready. Raises StackError if nothing is left to
@@ -163,7 +159,7 @@ class Supervisor:
             if dead is not None:
                 self._give_up(dead, f"ended with {dead.exit_in_words} while starting")
             waiting = [child for child in waiting if child.state is ChildState.STARTING]
-            for child in [child for child in waiting if readiness.serves(child)]:
+            for child in [child for child in waiting if self._readiness.serves(child)]:
                 child.mark_ready()
                 waiting.remove(child)
                 deadline = time.monotonic() + limit_s
@@ -206,12 +202,12 @@ class Supervisor:
         child, pid = event
         return child if child.pid == pid and child.state is not ChildState.FAILED else None
 
-    def _keep_running(self, readiness: ChildReadiness) -> None:
+    def _keep_running(self) -> None:
         """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped.
 
         One that hangs is killed, so that it dies.
         """
-        watch = ChildWatch(self._children, readiness.still_serves, self._settings.stall_after_s)
+        watch = ChildWatch(self._children, self._readiness.still_serves, self._stall_after_s)
         while True:
             unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
             dead = self._next_exit(POLL_S if unsettled else watch.check_s)
@@ -224,7 +220,7 @@ class Supervisor:
             for child in unsettled:
                 if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
                     self._restart(child)
-                elif child.state is ChildState.STARTING and readiness.serves(child):
+                elif child.state is ChildState.STARTING and self._readiness.serves(child):
                     child.mark_ready()
                     self._tell(f"{child.name} is ready again")
             if watch.is_due:

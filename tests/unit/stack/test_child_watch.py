@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.stack import child_watch
+from omni_jobs.stack import readiness
 from omni_jobs.stack.child import API, RESCUER, Child
-from omni_jobs.stack.child_watch import ChildWatch
+from omni_jobs.stack.readiness import ChildWatch
 
 LIMIT_S = 6.0
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(child_watch, "time", clock)
+    monkeypatch.setattr(readiness, "time", clock)
     return clock
 
 

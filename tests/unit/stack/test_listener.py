@@ -1,4 +1,4 @@
-"""omni_jobs.stack.listener: sockets of IPv4 and IPv6, and the port that ``omni-jobs up`` takes."""
+"""omni_jobs.stack.embedded: sockets of IPv4 and IPv6, and the port that ``omni-jobs up`` takes."""
 
 import socket
 from contextlib import closing
@@ -7,7 +7,7 @@ import pytest
 
 from omni_jobs.cli.servers import _usual_port
 from omni_jobs.settings import Settings
-from omni_jobs.stack.listener import base_url, open_listener
+from omni_jobs.stack.embedded import base_url, open_listener
 
 
 def hosts() -> list[str]:
