@@ -14,6 +14,7 @@
     │   │   └── PluginBroken            an installed plug-in that it names cannot be loaded or is not what it should be
     │   ├── NotFound                no such job, artifact or pipeline
     │   ├── MethodNotAllowed        there is such a path, and it does not know the method
+    │   ├── MethodUnknown           no path of this server knows the method
     │   ├── Conflict                the thing exists, and its state forbids the request
     │   ├── IdempotencyKeyReused    the key of a submit names the job of another request
     │   └── Gone                    the thing existed, and its time to live is over
@@ -236,6 +237,10 @@ class NotFound(InvalidInput, code="not_found", http_status=404):
 
 class MethodNotAllowed(InvalidInput, code="method_not_allowed", http_status=405):
     """This path does not know the method."""
+
+
+class MethodUnknown(InvalidInput, code="method_unknown", http_status=501):
+    """This server does not know the request's method."""
 
 
 class Conflict(InvalidInput, code="conflict", http_status=409):

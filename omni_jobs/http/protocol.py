@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import re
 import sys
 import termios
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import ClassVar, Literal
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from omni_jobs.errors import HeadTooLarge, MalformedRequest, OmniJobsError, ServerBusy, TooSlow
+from omni_jobs.errors import HeadTooLarge, MalformedRequest, MethodUnknown, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.http.client_network import network_of
 from omni_jobs.http.error_answers import bytes_of
 from omni_jobs.http.open_files import most_connections, most_unaccepted
@@ -38,6 +39,7 @@ _LINGER_BYTES = 1 << 20  # how many bytes it may still send
 _HEALTH = (b"/healthz", b"/readyz")
 _MOST_PIPELINED = 64  # requests of one connection that were sent ahead of their answers
 _MOST_PARAMETERS = 64  # of a query, because Starlette takes 1 µs or so for each
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~]+ HTTP/1\.[01]\r?\n")
 _LEAST_BODY_SHARE = 8  # bytes of a body for each byte of its chunks' lengths, because a chunk takes 1 µs or so
 
 _Timer = Literal["receive", "send"]
@@ -85,6 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.headers = []
+        self._head_begin = b""  # the piece of data with which a head has begun; none where another request ended in it
         self._head_fed = 0  # bytes of the head that is coming in, as the parser got them
         self._header_bytes = 0  # bytes of the headers or trailers that the parser has found
         self._in_head = True  # also between two requests
@@ -122,6 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = data[start : start + (_HEAD_SLICE_BYTES if self._in_head else _BODY_SLICE_BYTES)]
             start += len(piece)
             if self._in_head:
+                self._head_begin = self._head_begin if self._head_fed else piece
                 self._head_fed += len(piece)
                 super().data_received(piece)
             else:
@@ -215,6 +219,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
         self.headers = []  # they are the scope's; a refusal of what comes next must not find this request's id
+        self._head_begin = b""
         self._in_head = True
 
     # Answers go out
@@ -357,7 +362,9 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _Refused
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or MalformedRequest())
+        is_method = isinstance(sys.exc_info()[1], httptools.HttpParserInvalidMethodError)
+        unknown = is_method and _REQUEST_LINE.match(self._head_begin) is not None
+        self._refuse(self._refusal or (MethodUnknown() if unknown else MalformedRequest()))
 
     def _refuse(self, error: OmniJobsError) -> None:
         """Answer with an error, in place of the answer to the request in flight if there is one. Then close."""

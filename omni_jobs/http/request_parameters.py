@@ -1,11 +1,13 @@
 """What routes read of a request beside its body: a job's id, headers, the numbers of a query."""
 
 import re
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator
+from starlette.exceptions import HTTPException
 
 from omni_jobs.errors import InvalidRequest, NotFound
 
@@ -13,8 +15,11 @@ JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
 
-async def _job_id(job_id: str) -> str:  # async, because FastAPI calls other functions on a thread
+async def _job_id(request: Request, job_id: str) -> str:  # async, because FastAPI calls other functions on a thread
     if not JOB_ID.fullmatch(job_id):
+        path = request.scope["route"].path.replace("{job_id}", job_id)
+        if any(isinstance(each, APIRoute) and each.path == path for each in request.app.routes):
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)  # a path of its own, such as /v1/jobs/bulk
         raise NotFound(f"there is no job {job_id!r:.80}", field="job_id")
     return job_id
 

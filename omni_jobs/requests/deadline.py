@@ -9,7 +9,7 @@ from omni_jobs.errors import InvalidRequest
 LONGEST_S = 30 * 86_400.0
 """The longest time that a deadline may lie ahead, in seconds."""
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smh]?)")
+_DURATION = re.compile(r"(?a)(\d{1,9}(?:\.\d{1,3})?)([smh]?)")
 _SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600}
 _RFC_3339 = re.compile(r"(?a)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<zone>[Zz]|[+-]\d\d:\d\d)?")
 
@@ -17,11 +17,11 @@ _RFC_3339 = re.compile(r"(?a)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P
 def cancel_after(header: str) -> float:
     """Return the header's seconds, 1 s to 30 days, from the submit: ``90``, ``15m``, ``2h``. Raises InvalidRequest."""
     match = _DURATION.fullmatch(header.strip())
-    if match is None or not header.isascii():
-        raise InvalidRequest("must be seconds, or like 90s, 15m, 2h", field="Cancel-After")
-    seconds = float(match[1]) * _SECONDS_OF[match[2]]
+    seconds = 0.0 if match is None else float(match[1]) * _SECONDS_OF[match[2]]
     if not 1 <= seconds <= LONGEST_S:
-        raise InvalidRequest("must be 1 s to 30 days", field="Cancel-After")
+        raise InvalidRequest(
+            "must be 1 s to 30 days: a number of seconds, or like 90s, 15m, 2h (720h at most)", field="Cancel-After"
+        )
     return seconds
 
 

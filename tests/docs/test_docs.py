@@ -86,6 +86,20 @@ def test_the_answers_have_the_models_of_the_api() -> None:
     assert events == 2
 
 
+def test_the_page_says_what_a_key_is_and_which_types_of_bodies_are_taken() -> None:
+    (section,) = re.findall(r"^## Idempotency\n(.*?)^## ", API, re.MULTILINE | re.DOTALL)
+    (unsupported,) = re.findall(r"^\| 415 \|.*$", API, re.MULTILINE)
+    paths = create_app(Settings()).openapi()["paths"]
+    for path in ("/v1/jobs", "/v1/jobs/bulk"):
+        submit = paths[path]["post"]
+        (key,) = (each for each in submit["parameters"] if each["name"] == "Idempotency-Key")
+        (longest,) = re.findall(r"^1 to (\d+) visible ASCII characters", key["description"])
+        assert "visible ASCII characters" in section
+        assert re.search(rf"\b{longest}\b", section)
+        assert [each for each in submit["requestBody"]["content"] if f"`{each}`" not in unsupported] == []
+        assert f"`POST {path}`" in unsupported
+
+
 def test_the_types_follow_from_the_status() -> None:
     shown = re.findall(r"^\| `(\w+_error)` \| (.*?) \|", API, re.MULTILINE)
     types = {int(status): name for name, statuses in shown for status in re.findall(r"\b4\d\d\b", statuses)}

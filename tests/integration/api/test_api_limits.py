@@ -201,6 +201,11 @@ def test_tiny_chunks(api: ApiServer, door: str) -> None:
         (b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "bad_request"),  # TLS
         (b"GET /healthz HTTP/1.1\r\nHost localhost\r\n\r\n", 400, "bad_request"),
+        (b"FOO /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 501, "method_unknown"),
+        (b"get /healthz HTTP/1.0\r\n\r\n", 501, "method_unknown"),
+        (b"GETT /v1/jobs?limit=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 501, "method_unknown"),
+        (b"FOO /healthz\r\n\r\n", 400, "bad_request"),  # HTTP/0.9
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "bad_request"),
         (b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400, "bad_request"),
         (
             b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

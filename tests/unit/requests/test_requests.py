@@ -237,12 +237,13 @@ def test_cancel_after(header: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "soon", "0", "0.9", "-5", "1d", "2H", "1e3", "٣", "30 s", "721h", "9" * 12, "nan"]
+    "header", ["", "soon", "0", "0.9", "-5", "1d", "2H", "1e3", "٣", "30 s", "721h", "40d", "2592001", "9" * 12, "nan"]
 )
 def test_cancel_after_that_is_none(header: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"1 s to 30 days|90s, 15m, 2h") as caught:
+    with pytest.raises(InvalidRequest) as caught:
         cancel_after(header)
     assert caught.value.field == "Cancel-After"
+    assert caught.value.message == "must be 1 s to 30 days: a number of seconds, or like 90s, 15m, 2h (720h at most)"
 
 
 def test_a_deadline_lies_ahead_and_not_too_far() -> None:
