@@ -17,7 +17,7 @@ from demo.omni import omni_demo
 from demo.picture import LIGHTHOUSE, picture_demo
 from demo.text import text_demo
 from demo.voice import voice_demo
-from omni_jobs.cli.interrupts import raised_signals
+from omni_jobs.cli.exits import raised_signals
 from omni_jobs.errors import OmniJobsError
 
 _TEXT = "one stage: a question in text, answered while you watch"

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from omni_jobs.cli.formats import printable
+from omni_jobs.cli.terminal import printable
 from omni_jobs.views import StageRunView
 
 

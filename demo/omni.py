@@ -12,7 +12,7 @@ from rich.text import Text
 
 from demo.checkpoints import CACHE
 from demo.walk import walking
-from omni_jobs.cli.formats import printable
+from omni_jobs.cli.terminal import printable
 from omni_jobs.client import user_message
 from omni_jobs.errors import StageError
 from omni_jobs.stack.tiny_checkpoint import tiny_checkpoint

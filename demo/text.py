@@ -7,7 +7,7 @@ from rich.console import Console
 from demo.checkpoints import CACHE, SMOLLM2_SAMPLING, smollm2_checkpoint
 from demo.conversation import Conversation
 from demo.walk import walking
-from omni_jobs.cli.formats import duration_text
+from omni_jobs.cli.tables import duration_text
 from omni_jobs.errors import StageError
 from omni_jobs.views import JobView
 

@@ -11,9 +11,8 @@ import numpy as np
 import soundfile  # type: ignore[import-untyped]
 from rich.console import Console
 
-from omni_jobs.cli.formats import duration_text, size_text
 from omni_jobs.cli.live import show_progress, show_start
-from omni_jobs.cli.tables import timeline
+from omni_jobs.cli.tables import duration_text, size_text, timeline
 from omni_jobs.client import Client
 from omni_jobs.errors import StageError
 from omni_jobs.settings import Settings

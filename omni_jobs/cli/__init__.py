@@ -51,29 +51,22 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "delete": jobs.delete,
     "events": jobs.events,
 }
+_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
+    "pipelines": ("Check and list stage configs.", {"check": pipelines.check, "list": pipelines.list_}),
+    "stages": (
+        "List, pause and resume stages.",
+        {"list": stages.list_, "pause": stages.pause, "resume": stages.resume},
+    ),
+    "keys": ("Make, list and revoke API keys.", {"create": keys.create, "list": keys.list_, "revoke": keys.revoke}),
+    "tenants": (
+        "Make, change and delete tenants.",
+        {"create": tenants.create, "list": tenants.list_, "set": tenants.set_, "delete": tenants.delete},
+    ),
+}
 for name, command in _COMMANDS.items():
     app.command(name)(command)
-
-pipelines_app = typer.Typer(no_args_is_help=True, help="Check and list stage configs.", context_settings=CONTEXT)
-pipelines_app.command("check")(pipelines.check)
-pipelines_app.command("list")(pipelines.list_)
-app.add_typer(pipelines_app, name="pipelines")
-
-stages_app = typer.Typer(no_args_is_help=True, help="List, pause and resume stages.", context_settings=CONTEXT)
-stages_app.command("list")(stages.list_)
-stages_app.command("pause")(stages.pause)
-stages_app.command("resume")(stages.resume)
-app.add_typer(stages_app, name="stages")
-
-keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.", context_settings=CONTEXT)
-keys_app.command("create")(keys.create)
-keys_app.command("list")(keys.list_)
-keys_app.command("revoke")(keys.revoke)
-app.add_typer(keys_app, name="keys")
-
-tenants_app = typer.Typer(no_args_is_help=True, help="Make, change and delete tenants.", context_settings=CONTEXT)
-tenants_app.command("create")(tenants.create)
-tenants_app.command("list")(tenants.list_)
-tenants_app.command("set")(tenants.set_)
-tenants_app.command("delete")(tenants.delete)
-app.add_typer(tenants_app, name="tenants")
+for name, (purpose, commands) in _GROUPS.items():
+    group = typer.Typer(no_args_is_help=True, help=purpose, context_settings=CONTEXT)
+    for command_name, command in commands.items():
+        group.command(command_name)(command)
+    app.add_typer(group, name=name)

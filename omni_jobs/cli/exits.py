@@ -1,15 +1,16 @@
-"""Exit codes, and errors printed as one line on stderr."""
+"""How commands end: exit codes, errors printed as one line on stderr, and signals."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from omni_jobs.cli.formats import printable
-from omni_jobs.cli.terminal import say
+from omni_jobs.cli.terminal import printable, say
 from omni_jobs.errors import Conflict, NotFound, OmniJobsError
 
 
@@ -82,3 +83,25 @@ def fail(message: str, code: int) -> NoReturn:
     """Print ``omni-jobs: message`` on stderr, and raise typer.Exit, which ends the command with this code."""
     notice(message)
     raise typer.Exit(code)
+
+
+@contextmanager
+def raised_signals() -> Iterator[None]:
+    """A context manager that raises KeyboardInterrupt in its block on SIGINT, SIGTERM and SIGHUP.
+
+    So the block closes all that it has opened. SIGINT raises even where a shell's ``&`` had it ignored, but a SIGHUP
+    that nohup ignores stays ignored. Only the main thread may use this.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,15 +5,15 @@ They are on stderr. Where that is no terminal, they print one line per child or 
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
-from omni_jobs.cli.formats import duration_text
-from omni_jobs.cli.preview_file import PreviewFile
-from omni_jobs.cli.tables import children_table, job_progress, waiting_reason
+from omni_jobs.cli.tables import children_table, duration_text, job_progress, waiting_reason
 from omni_jobs.cli.terminal import console, say
+from omni_jobs.files import new_file
 from omni_jobs.states import JobState, StageRunState
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omni_jobs.views import JobView
 
 _SOON_S = 1.0  # a wait of which nobody is told
+_JPEG = "data:image/jpeg;base64,"
 
 
 def show_start(stack: EmbeddedStack) -> None:
@@ -54,8 +55,6 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
         latest = job
         if preview is not None and preview.update(job):
             screen.print(Text(f"the newest preview: {preview.path}"), soft_wrap=True)
-        if preview is not None and job.status is JobState.COMPLETED:
-            preview.remove()
         if not screen.is_terminal:
             for stage in job.stages:
                 if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:
@@ -72,3 +71,34 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
         return client.wait(job_id, timeout=timeout, on_update=update)
     with Live(get_renderable=lambda: job_progress(latest), console=screen, refresh_per_second=8):
         return client.wait(job_id, timeout=timeout, on_update=update)
+
+
+class PreviewFile:
+    """``preview.jpeg`` in a directory, written anew with each preview of a job, and gone once the job is completed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Write nothing yet; the directory is made for the first preview."""
+        self.path = directory / "preview.jpeg"
+        self._shown: str | None = None  # the preview in the file, as the job's view has it
+
+    def update(self, job: JobView) -> bool:
+        """Write the job's newest preview if the file has another; return whether the file is new. Raises OSError.
+
+        What is no JPEG is passed over. The file of a completed job is deleted: the finished picture takes its place.
+        """
+        if job.status is JobState.COMPLETED:
+            if self._shown is not None:
+                self.path.unlink(missing_ok=True)
+            return False
+        found = [stage.progress.picture for stage in job.stages if stage.progress and stage.progress.picture]
+        if not found or found[-1] == self._shown or not found[-1].startswith(_JPEG):
+            return False
+        try:
+            data = base64.b64decode(found[-1].removeprefix(_JPEG), validate=True)
+        except ValueError:
+            return False
+        is_new, self._shown = self._shown is None, found[-1]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(self.path) as file:
+            file.write(data)
+        return is_new

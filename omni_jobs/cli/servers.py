@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from omni_jobs.cli import options
+from omni_jobs.cli.exits import notice, raised_signals
 from omni_jobs.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -41,14 +42,13 @@ def up(
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
     from omni_jobs.cli.checkpoints import build_tiny, chosen_pipelines
-    from omni_jobs.cli.exits import notice
-    from omni_jobs.cli.interrupts import raised_signals
     from omni_jobs.cli.live import show_start
+    from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.embedded import EmbeddedStack
 
     os.umask(UMASK)
-    settings = _read_settings()
+    settings = read_settings(notice)
     settings = settings.model_copy(update={"data_dir": data_dir or settings.data_dir})
     chosen, models = chosen_pipelines(settings, pipeline or [], model or [], tiny or [])
     with raised_signals():
@@ -69,14 +69,6 @@ def up(
             stack.stop()
 
 
-def _read_settings(*, tell_unknown: bool = True) -> Settings:
-    """Read the settings, and tell of variables that look like one and are none. Raises ConfigError."""
-    from omni_jobs.cli.exits import notice
-    from omni_jobs.settings import read_settings
-
-    return read_settings(notice if tell_unknown else None)
-
-
 def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = True) -> Settings:
     """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
@@ -85,11 +77,12 @@ def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = Tr
     or stays open to other users.
     """
     from omni_jobs.errors import StackError
+    from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.data_directory import make_private
 
     os.umask(UMASK)
-    current = _read_settings(tell_unknown=tell_unknown)
+    current = read_settings(notice if tell_unknown else None)
     if current.database_url is None or (with_objects and current.storage_url is None):
         try:
             make_private(current.data_dir.expanduser().resolve())
@@ -99,12 +92,16 @@ def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = Tr
 
 
 @contextmanager
-def opened_database() -> Iterator[Database]:
-    """A context manager that gives the settings' database, and closes it. Raises DatabaseUnavailable."""
+def opened_database(*, check: bool = True) -> Iterator[Database]:
+    """A context manager that gives the settings' database, and closes it.
+
+    ``check``: raise DatabaseUnavailable unless it answers and has this build's schema.
+    """
     from omni_jobs.database.database import Database
 
     with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
-        database.check()
+        if check:
+            database.check()
         yield database
 
 
@@ -204,9 +201,7 @@ def migrate() -> None:
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first start, and after an update
     """
-    from omni_jobs.database.database import Database
-
-    with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
+    with opened_database(check=False) as database:
         database.migrate()
     say("the database is up to date")
 

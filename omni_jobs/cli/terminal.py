@@ -6,15 +6,22 @@ reach the clipboard or turn the order of letters around is shown as �. A file 
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
-from omni_jobs.cli.formats import printable, printable_json
-
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# Control characters of C0 and C1; what turns the order of letters around or hides; line separators; halves of pairs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0001\U000e0020-\U000e007f]"
+)
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -56,3 +63,16 @@ def _console_class() -> type[Console]:
                     yield segment
 
     return Guarded
+
+
+def printable(text: str) -> str:
+    """Return a text as a terminal may get it, with � for each character that could do more there than be seen.
+
+    Newlines, tabs and the joiners of scripts and emoji stay; a carriage return before a newline goes.
+    """
+    return _UNSAFE.sub("�", text.replace("\r\n", "\n"))
+
+
+def printable_json(text: str) -> str:
+    """Return the same JSON, with such characters escaped."""
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from omni_jobs.cli.formats import duration_text, size_text
 from omni_jobs.cli.tables import (
     children_table,
+    duration_text,
     events_table,
     job_progress,
     job_summary,
     jobs_table,
+    size_text,
     stages_table,
     timeline,
 )

@@ -18,10 +18,9 @@ from rich.text import Text
 
 from omni_jobs.cli import app
 from omni_jobs.cli.exits import fail
-from omni_jobs.cli.formats import printable, printable_json
 from omni_jobs.cli.screen import show, show_outcome
 from omni_jobs.cli.tables import events_table, job_progress, job_summary, jobs_table, table_of
-from omni_jobs.cli.terminal import console, say
+from omni_jobs.cli.terminal import console, printable, printable_json, say
 from omni_jobs.views import EventView, JobView, PipelineView
 
 # A title, the clipboard, a cleared screen, colours in C1, a link, bell, backspace, delete, a turned-around order.
