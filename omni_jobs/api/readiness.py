@@ -1,43 +1,49 @@
 """``ServerReadiness``: whether an API process can take and run jobs, and why not."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Literal
+
+from pydantic import BaseModel
 
 from omni_jobs.api.shared_checks import SharedCheck, SharedChecks
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
+from omni_jobs.http.error_shape import shape_of
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.storage import ObjectStore
-from omni_jobs.views import ErrorView
+from omni_jobs.views import ErrorView, RequestErrorView
 
 _WRITE_EVERY_S = 3.0
 _PUT_EVERY_S = 20.0  # a service may charge for each
 _PIPELINES_LIMIT_S = 60.0  # the first time, tokenizers are loaded
 
 
-@dataclass(frozen=True, slots=True)
-class Troubles:
-    """What is wrong with a server. ``pipelines`` has an entry for each; None where all is well."""
+class Check(BaseModel):
+    ok: bool
+    error: ErrorView | None = None
 
-    database: OmniJobsError | None
-    broker: OmniJobsError | None
-    storage: OmniJobsError | None
-    pipelines: Mapping[str, ErrorView | None]
-    broken_files: bool  # a pipeline's file is one with which no process would start
 
-    @property
-    def status(self) -> Literal["ready", "degraded", "unavailable"]:
-        """Return ``unavailable`` if no jobs can be taken, ``degraded`` if something else is wrong with all of it."""
-        if self.reason is not None:
-            return "unavailable"
-        return "ready" if self.broker is None and not self.broken_files else "degraded"
+class Standing(BaseModel):
+    """The state of the server, which is all that a caller without a key learns where callers have keys.
 
-    @property
-    def reason(self) -> OmniJobsError | None:
-        """Return why no jobs can be taken, None if they can."""
-        return self.database or self.storage
+    It is ``degraded``, and still takes and shows jobs, in two cases. Its broker is away: the jobs run once that is
+    back. Or a pipeline file was broken after the start: this process goes on, but a new one would not start.
+    """
+
+    status: Literal["ready", "degraded", "unavailable"]
+
+
+class Readiness(Standing):
+    """The state of the server, and the checks from which it follows."""
+
+    error: RequestErrorView | None = None  # why it is unavailable
+    database: Check
+    broker: Check
+    storage: Check
+    pipelines: dict[str, Check]  # whether it admits jobs; a missing checkpoint concerns its own pipeline alone
 
 
 class ServerReadiness:
@@ -48,16 +54,16 @@ class ServerReadiness:
         db: Database,
         store: ObjectStore,
         broker: Broker,
-        refused: Callable[[], Mapping[str, ErrorView]],
-        troubles: Callable[[], Mapping[str, ErrorView | None]],
+        pipelines: Pipelines,
+        unavailable_reason: Callable[[Pipeline], ErrorView | None],
     ) -> None:
-        """``refused``: the pipelines whose files no new process would take. ``troubles``: why jobs are refused."""
+        """``unavailable_reason`` says why all jobs of a pipeline are refused, None if they are not."""
         self._db = db
-        self._refused_now = refused
-        self._troubles_now = troubles
-        self._refused: Mapping[str, ErrorView] = {}
-        self._troubles: Mapping[str, ErrorView | None] = {}
         self._store = store
+        self._pipelines = pipelines
+        self._unavailable_reason = unavailable_reason
+        self._has_broken_files = False  # a pipeline's file is one with which no process would start
+        self._of_pipelines: dict[str, Check] = {}
         self._written_at: float | None = None
         self._put_at: float | None = None
         self._checks = SharedChecks(
@@ -69,16 +75,20 @@ class ServerReadiness:
             }
         )
 
-    async def troubles(self) -> Troubles:
-        """Return what is wrong, as it was a second ago at most."""
+    async def look(self) -> tuple[Readiness, OmniJobsError | None]:
+        """Return the state of the server, as it was a second ago at most, and why it takes no jobs; None if it does."""
         found = await self._checks.outcomes()
-        return Troubles(
-            found["database"],
-            found["broker"],
-            found["storage"],
-            dict(self._troubles) | dict(self._refused),
-            broken_files=bool(self._refused),
+        reason = found["database"] or found["storage"]
+        is_whole = found["broker"] is None and not self._has_broken_files
+        readiness = Readiness(
+            status="unavailable" if reason is not None else "ready" if is_whole else "degraded",
+            error=None if reason is None else RequestErrorView(**shape_of(reason) | {"message": reason.whole_message}),
+            database=_check_of(found["database"]),
+            broker=_check_of(found["broker"]),
+            storage=_check_of(found["storage"]),
+            pipelines=self._of_pipelines,
         )
+        return readiness, reason
 
     def close(self) -> None:
         """Wait for no check any longer."""
@@ -102,4 +112,19 @@ class ServerReadiness:
         self._put_at = began
 
     def _check_pipelines(self) -> None:
-        self._refused, self._troubles = self._refused_now(), self._troubles_now()
+        """Note why a pipeline's file, as it is now, would be refused by a new process, or else why its jobs are."""
+        found: dict[str, Check] = {}
+        refusals = {name: self._pipelines.refusal(name) for name in self._pipelines}
+        for name, refusal in refusals.items():
+            error = self._unavailable_reason(self._pipelines[name])
+            if refusal is not None:
+                error = ErrorView(code=refusal.code, message=str(refusal), field=refusal.field)
+            found[name] = Check(ok=error is None, error=error)
+        self._has_broken_files = any(refusals.values())
+        self._of_pipelines = found
+
+
+def _check_of(failure: OmniJobsError | None) -> Check:
+    if failure is None:
+        return Check(ok=True)
+    return Check(ok=False, error=ErrorView(**failure.to_dict() | {"message": failure.whole_message}))

@@ -69,7 +69,7 @@ class Services:
         of_tenant = settings.max_waits_per_tenant
         most_of_tenant = a_tenth if of_tenant is None else of_tenant
         self.watch = Watch(self.jobs.glances, most=most, most_per_tenant=most_of_tenant)
-        self.readiness = ServerReadiness(self.db, self.store, self.broker, self._refused, self._troubles)
+        self.readiness = ServerReadiness(self.db, self.store, self.broker, self.pipelines, self.unavailable_reason)
         self.bulk_answers = AllAnswers(settings)
         most_waiting = max(_LEAST_WAITING, a_tenth)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
@@ -97,19 +97,6 @@ class Services:
         except OmniJobsError as error:
             return ErrorView(**error.to_dict())
         return None
-
-    def _refused(self) -> dict[str, ErrorView]:
-        """Return the pipelines whose files, as they are now, a new process would refuse, with the errors."""
-        errors = {name: self.pipelines.refusal(name) for name in self.pipelines}
-        return {
-            name: ErrorView(code=error.code, message=str(error), field=error.field)
-            for name, error in errors.items()
-            if error is not None
-        }
-
-    def _troubles(self) -> dict[str, ErrorView | None]:
-        """Return for each pipeline why no jobs can be admitted to it, None if they can."""
-        return {name: self.unavailable_reason(pipeline) for name, pipeline in self.pipelines.items()}
 
     async def close(self) -> None:
         """Write the jobs that wait and ring for them, then close all parts."""
