@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 from omni_jobs.api.needs import Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import Conflict, NotFound, RangeNotSatisfiable
+from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import JobId
-from omni_jobs.http.shown_types import SHOWN_TYPES
 from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.jobs import StoredArtifact
 

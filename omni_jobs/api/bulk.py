@@ -29,11 +29,9 @@ from omni_jobs.errors import (
     Unauthenticated,
 )
 from omni_jobs.http.body_reader import check_content_type
-from omni_jobs.http.client_network import client_network
-from omni_jobs.http.error_answers import errors
-from omni_jobs.http.error_shape import shape_of
+from omni_jobs.http.error_answers import errors, shape_of
 from omni_jobs.http.held_bodies import Body
-from omni_jobs.http.request_parameters import CancelAfter, idempotency_key_header
+from omni_jobs.http.request_parameters import CancelAfter, client_network, idempotency_key_header
 from omni_jobs.intake.refusals import results_of
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import Submission, cancel_after, parse

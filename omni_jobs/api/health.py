@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 from omni_jobs.api.readiness import Readiness, Standing
 from omni_jobs.api.services import ServicesDep
-from omni_jobs.http.client_network import client_network
 from omni_jobs.http.error_answers import headers_of
+from omni_jobs.http.request_parameters import client_network
 
 router = APIRouter(tags=["health"])
 

@@ -11,8 +11,8 @@ from fastapi import Depends, Request
 from omni_jobs.api.services import Services
 from omni_jobs.api.session_cookie import session_of
 from omni_jobs.errors import MissingScope, ServerBusy
-from omni_jobs.http.client_network import client_network
 from omni_jobs.http.places import Connection, holder_of
+from omni_jobs.http.request_parameters import client_network
 from omni_jobs.tenants.caller import Caller, Scope
 
 

@@ -10,7 +10,7 @@ from omni_jobs.api.shared_checks import SharedCheck, SharedChecks
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
-from omni_jobs.http.error_shape import shape_of
+from omni_jobs.http.error_answers import shape_of
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.storage import ObjectStore

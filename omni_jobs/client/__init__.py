@@ -13,7 +13,7 @@ that the server gave no answer.
 """
 
 from omni_jobs.client.client import Client
-from omni_jobs.client.error_of import error_of
+from omni_jobs.client.failed_calls import error_of
 from omni_jobs.client.user_message import user_message
 
 __all__ = ["Client", "error_of", "user_message"]

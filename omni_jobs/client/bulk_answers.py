@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from omni_jobs.client.pauses import pause_before_retry
+from omni_jobs.client.failed_calls import pause_before_retry
 from omni_jobs.errors import DatabaseUnavailable, OmniJobsError, ServerUnavailable, StorageFull, StorageUnavailable
 from omni_jobs.views import BulkAnswer
 

@@ -17,8 +17,7 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from omni_jobs.client.bulk_answers import answers_in, answers_of_tries
-from omni_jobs.client.error_of import error_of
-from omni_jobs.client.pauses import pause_before_retry
+from omni_jobs.client.failed_calls import error_of, pause_before_retry
 from omni_jobs.errors import (
     ConfigError,
     Conflict,

@@ -14,6 +14,14 @@ from omni_jobs.http.error_answers import DEFAULT_HEADERS, answer_to
 from omni_jobs.http.transport import Transport, host_name, is_address, is_local_name
 from omni_jobs.settings import Settings
 
+SHOWN_TYPES = frozenset(
+    {
+        *("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg", "audio/aac"),
+        *("image/png", "image/jpeg", "image/webp"),
+        *("video/mp4", "video/webm"),
+    }
+)
+"""The media types that a browser may show, because nothing in them runs. Others leave as bytes to be saved."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _ONLY_HTTPS = "max-age=31536000"  # s. Of this host alone: who runs the domain decides on its other hosts
 

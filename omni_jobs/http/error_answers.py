@@ -1,4 +1,8 @@
-"""The API's answers to errors. All have one shape, and say whether the same request may be sent again."""
+"""The API's answers to errors. All have one shape, and say whether the same request may be sent again.
+
+The shape has the fields of OpenAI's errors (``message``, ``type``, ``param``, ``code``), so that its clients can read
+it, and those of our own.
+"""
 
 import errno
 import json
@@ -25,8 +29,8 @@ from omni_jobs.errors import (
     StorageFull,
     Unauthenticated,
 )
-from omni_jobs.http.error_shape import shape_of
 from omni_jobs.requests.complaints import words_of
+from omni_jobs.tenants.key_store import mask_keys
 from omni_jobs.views import RequestErrorView
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,18 @@ DEFAULT_HEADERS = {
 """The headers of every answer that has no others of these names."""
 LAST_HEADERS = {**DEFAULT_HEADERS, "Connection": "close"}
 """The headers of an answer that passes no middleware, and after which the connection is closed."""
+
+_LONGEST_MESSAGE = 2000  # characters
+_LONGEST_FIELD = 400
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.CONFLICT: "conflict_error",
+    HTTPStatus.GONE: "not_found_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+"""The types of errors by status. Others are ``server_error`` from 500 on, and ``invalid_request_error`` below."""
 
 
 class ErrorBody(BaseModel):
@@ -58,6 +74,27 @@ def install_error_answers(app: FastAPI) -> None:
     for kind in (OmniJobsError, RequestValidationError, HTTPException, ClientDisconnect, OSError):
         app.add_exception_handler(kind, _answer_exception)
     app.add_exception_handler(Exception, _answer_bug)
+
+
+def shape_of(error: OmniJobsError) -> dict[str, Any]:
+    """Return what a client may see of an error, a RequestErrorView as JSON; without stage and key if it has none.
+
+    The message is cut to 2000 characters and the field's name to 400, because they may quote the client's own text.
+    API keys in them are masked.
+    """
+    field = None if error.field is None else mask_keys(error.field)[:_LONGEST_FIELD]
+    status = HTTPStatus(error.http_status)
+    other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    details = {"stage": error.stage, "key": error.key}
+    return {
+        "code": error.code,
+        "message": mask_keys(error.message)[:_LONGEST_MESSAGE],
+        "type": _TYPES.get(status, other),
+        "param": field,
+        "field": field,
+        "retryable": error.retryable,
+        **{name: value for name, value in details.items() if value is not None},
+    }
 
 
 def answer_to(error: OmniJobsError) -> Response:

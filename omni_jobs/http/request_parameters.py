@@ -1,5 +1,6 @@
-"""What routes read of a request beside its body: a job's id, headers, the numbers of a query."""
+"""What routes read of a request beside its body: a job's id, headers, the numbers of a query, the client's network."""
 
+import ipaddress
 import re
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -8,9 +9,11 @@ from fastapi import Depends, Header, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from omni_jobs.errors import InvalidRequest, NotFound
 
+_IPV6_BITS = 64  # of an address; who has one has all that begin alike
 JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
@@ -69,3 +72,19 @@ def _check_number(value: object) -> object:
 
 PlainNumber = BeforeValidator(_check_number)
 """For a number of a query. Python's own reading would accept 1_0, and blanks around the number."""
+
+
+def network_of(address: str) -> str:
+    """Return the network of a client's address: that of the first 64 bits for IPv6, else the address itself."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address  # of a Unix socket, or what a trusted proxy wrote
+    if ip.version == 4 or ip.ipv4_mapped is not None:
+        return str(ip if ip.version == 4 else ip.ipv4_mapped)
+    return str(ipaddress.ip_network((ip.packed, _IPV6_BITS), strict=False))
+
+
+def client_network(request: HTTPConnection) -> str:
+    """Return the network of a request's client, which is "" for one without an address."""
+    return network_of(request.client.host) if request.client else ""

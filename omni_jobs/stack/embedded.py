@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -100,8 +101,7 @@ class EmbeddedStack:
         memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
         temporary_files = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
         self._spool = settings.spool_dir or temporary_files / f"omni-jobs-{secrets.token_hex(4)}"
-        self._listener: socket.socket | None = None
-        self._sentinel: Sentinel | None = None
+        self._taken = ExitStack()  # what ``stop`` gives back
         self._supervisor: Supervisor | None = None
         self._children: list[Child] = []  # Valkey first
 
@@ -166,7 +166,7 @@ class EmbeddedStack:
             if self._supervisor is not None:
                 self._supervisor.stop()
         finally:
-            self._release()
+            self._taken.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -195,16 +195,20 @@ class EmbeddedStack:
     def _prepare(self) -> Supervisor:
         """Take the data directory and the port, start the sentinel, and return the supervisor, not yet started."""
         self._directory.open()
+        self._taken.callback(self._directory.close, remove=self._temporary)
         given = self._given.model_copy(update={"data_dir": self._directory.path})
         if urlsplit(given.resolved_storage_url).scheme == "file":
             open_store(given).check()
-        self._listener = self._listen()
-        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        listener = self._taken.enter_context(self._listen())
         removed = [self._spool] if self._removes_spool else []
         if self._temporary:
             removed.append(self._directory.path)
-        self._sentinel = Sentinel(lock_fd=self._directory.lock_fd, remove=removed)
-        host, port = self._listener.getsockname()[:2]
+        sentinel = Sentinel(lock_fd=self._directory.lock_fd, remove=removed)
+        self._taken.callback(sentinel.stop)
+        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._removes_spool:
+            self._taken.callback(shutil.rmtree, self._spool, ignore_errors=True)
+        host, port = listener.getsockname()[:2]
         self.url = base_url(host, port)
         valkey = Valkey(self._directory.valkey)
         self.settings = given.model_copy(
@@ -219,7 +223,7 @@ class EmbeddedStack:
                 "broker_url": SecretStr(valkey.url),
             }
         )
-        self._children = self._make_children(valkey, self._listener.fileno())
+        self._children = self._make_children(valkey, listener.fileno())
         database = Database(self.settings.resolved_database_url)
         self._supervisor = Supervisor(
             self._children,
@@ -227,7 +231,7 @@ class EmbeddedStack:
             readiness=ChildReadiness(valkey, self.url, database, self._directory.rescuer_round),
             load_limit_s=self.settings.load_limit_s,
             stall_after_s=self.settings.stall_after_s,
-            sentinel=self._sentinel,
+            sentinel=sentinel,
             on_ready=lambda: self._directory.write_url(self.url),
             on_notice=self._on_notice,
             temporary=self._temporary,
@@ -276,20 +280,6 @@ class EmbeddedStack:
             )
             for name, (command, environment) in commands.items()
         ]
-
-    # After the last child.
-
-    def _release(self) -> None:
-        """Give back everything that ``_prepare`` took."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if self._directory.lock_fd is not None and self._removes_spool:
-            shutil.rmtree(self._spool, ignore_errors=True)
-        if self._sentinel is not None:
-            self._sentinel.stop()
-            self._sentinel = None
-        self._directory.close(remove=self._temporary)
 
 
 def open_listener(host: str, port: int) -> socket.socket:

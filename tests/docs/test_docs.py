@@ -13,7 +13,7 @@ import yaml
 
 from omni_jobs import errors
 from omni_jobs.api.app import create_app
-from omni_jobs.http.error_shape import shape_of
+from omni_jobs.http.error_answers import shape_of
 from omni_jobs.intake import backlog
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.stage_config import StageConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_jobs.http.client_network import network_of
+from omni_jobs.http.request_parameters import network_of
 
 
 @pytest.mark.parametrize(

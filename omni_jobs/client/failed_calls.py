@@ -1,9 +1,11 @@
-"""``error_of``: turns a failed answer of the API into the error that the server met."""
+"""What the client makes of a failed call: the error that the server met, and whether the call is repeated."""
 
 import httpx2
 
 from omni_jobs.errors import LimitReached, NotFound, OmniJobsError, ServerUnavailable
 from omni_jobs.servers import without_user
+
+LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for room, but raises the error, such as TooManyJobs
 
 
 def error_of(response: httpx2.Response) -> OmniJobsError:
@@ -25,3 +27,13 @@ def error_of(response: httpx2.Response) -> OmniJobsError:
     if (request_id := response.headers.get("X-Request-Id")) is not None:
         error.add_note(f"X-Request-Id: {request_id}")
     return error
+
+
+def pause_before_retry(error: OmniJobsError, pause: float | None) -> float | None:
+    """Return the seconds until a failed call is repeated; None if it is not.
+
+    ``pause`` is the next one of the call, None after the last. A limit names its own pause.
+    """
+    if pause is not None and isinstance(error, LimitReached):
+        return error.retry_after_s if error.retry_after_s <= LONGEST_RETRY_AFTER_S else None
+    return pause if error.retryable else None
