@@ -40,17 +40,24 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 10 if arguments.quick else arguments.rounds
     settings = Settings()
+    limits = MediaLimits.of(settings)
     smooth, noise, clip = _png(_gradient()), _png(_noise()), _wav()
     figures: list[Figure] = []
     with MediaWall(settings) as wall, ThreadPoolExecutor(1) as thread, Progress() as progress:
         pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-            "PNG of 1 megapixel, decode": (lambda: decode_image(smooth), lambda: wall.decode_image(smooth)),
-            "PNG of 1 megapixel of noise, decode": (lambda: decode_image(noise), lambda: wall.decode_image(noise)),
+            "PNG of 1 megapixel, decode": (lambda: decode_image(smooth, limits), lambda: wall.decode_image(smooth)),
+            "PNG of 1 megapixel of noise, decode": (
+                lambda: decode_image(noise, limits),
+                lambda: wall.decode_image(noise),
+            ),
             "PNG of 1 megapixel, probe": (
-                lambda: probe_image(smooth, MediaLimits.of(settings)),
+                lambda: probe_image(smooth, limits),
                 lambda: _probed(wall, smooth),
             ),
-            "WAV of 10 s, decode": (lambda: decode_audio(clip, 16_000), lambda: wall.decode_audio(clip, 16_000)),
+            "WAV of 10 s, decode": (
+                lambda: decode_audio(clip, 16_000, limits),
+                lambda: wall.decode_audio(clip, 16_000),
+            ),
         }
         started = time.perf_counter()
         _probed(wall, smooth)

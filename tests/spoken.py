@@ -9,6 +9,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from omni_jobs.media.audio import decode_audio
+from omni_jobs.media.media_limits import MediaLimits
+from omni_jobs.settings import Settings
 
 SAMPLING_RATE = 16_000
 
@@ -23,7 +25,7 @@ def hibari() -> Any:
 
 def speech(text: str, seed: int = 0) -> NDArray[Any]:
     """Return a text as speech, float32 [T] at 16 kHz."""
-    return decode_audio(wav(hibari()(text, seed=seed), 24_000), SAMPLING_RATE)
+    return decode_audio(wav(hibari()(text, seed=seed), 24_000), SAMPLING_RATE, MediaLimits.of(Settings()))
 
 
 def wav(samples: NDArray[Any], rate: int = SAMPLING_RATE) -> bytes:

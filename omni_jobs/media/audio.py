@@ -45,29 +45,22 @@ def probe_audio(data: bytes | memoryview, limits: MediaLimits, *, enough_s: floa
         return AudioInfo(sound.media_type, len(samples))
 
 
-def decode_audio(
-    data: bytes | memoryview,
-    sampling_rate: int,
-    *,
-    limits: MediaLimits | None = None,
-    enough_s: float | None = None,
-) -> np.ndarray[Any, Any]:
+def decode_audio(data: bytes | memoryview, sampling_rate: int, limits: MediaLimits) -> np.ndarray[Any, Any]:
     """Return a sound as float32 [T], full scale 1: its channels mixed to one, resampled to ``sampling_rate`` Hz.
 
-    T is the number of frames times the ratio of the rates, rounded up. ``limits`` None sets no bound. Decoding stops
-    at the first block that ends more than one second after ``enough_s``. Raise InvalidRequest for bytes that are no
+    T is the number of frames times the ratio of the rates, rounded up. Raise InvalidRequest for bytes that are no
     audio, are cut off or do not decode, or for a rate or number of channels that is not allowed, and RequestTooLarge
     for a sound that is too long.
     """
     with opened_sound(data, limits) as sound:
-        return _decoded(sound, sampling_rate, limits, enough_s)
+        return _decoded(sound, sampling_rate, limits)
 
 
 def _decoded(
-    sound: Sound, sampling_rate: int, limits: MediaLimits | None, enough_s: float | None
+    sound: Sound, sampling_rate: int, limits: MediaLimits, enough_s: float | None = None
 ) -> np.ndarray[Any, Any]:
-    if limits is not None:
-        _check_length(sound, sound.least, limits)
+    """Decode a sound, up to the first block that ends more than one second after ``enough_s``."""
+    _check_length(sound, sound.least, limits)
     blocks = mono(_checked(sound, limits, enough_s), sound.rate)
     resampled = list(_resampled(blocks, sound.rate, sampling_rate))
     return np.concatenate(resampled) if resampled else np.zeros(0, np.float32)
@@ -87,15 +80,14 @@ def _check_length(sound: Sound, frames: int, limits: MediaLimits) -> None:
         )
 
 
-def _checked(sound: Sound, limits: MediaLimits | None, enough_s: float | None) -> Iterator[np.ndarray[Any, Any]]:
+def _checked(sound: Sound, limits: MediaLimits, enough_s: float | None) -> Iterator[np.ndarray[Any, Any]]:
     """Yield a sound's blocks. Raise InvalidRequest and RequestTooLarge for what only they show."""
     frames = 0
     for block in sound.blocks:
         if not np.abs(block).max() <= _LOUDEST:  # false for NaN too
             raise InvalidRequest("the audio has samples that are not numbers within full scale")
         frames += len(block)
-        if limits is not None:
-            _check_length(sound, frames, limits)
+        _check_length(sound, frames, limits)
         yield block
         if enough_s is not None and frames > (enough_s + 1) * sound.rate:
             return

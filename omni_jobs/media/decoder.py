@@ -111,7 +111,7 @@ def _result(task: dict[str, Any], shape: tuple[int, ...], dtype: type[np.generic
 
 
 def _decode_audio(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
-    samples = decode_audio(data, task["options"]["sampling_rate"], limits=limits)
+    samples = decode_audio(data, task["options"]["sampling_rate"], limits)
     _result(task, samples.shape, np.float32)[:] = samples
     return {"samples": len(samples)}
 
@@ -124,7 +124,7 @@ def _decode_image(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dic
 
 
 def _decode_video(data: bytes, limits: MediaLimits, task: dict[str, Any]) -> dict[str, Any]:
-    frames, metadata = decode_video(data, limits=limits, allocate=partial(_result, task))
+    frames, metadata = decode_video(data, limits, allocate=partial(_result, task))
     return {"shape": list(frames.shape), "metadata": metadata}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
@@ -31,15 +31,6 @@ _TIFF_CODINGS = frozenset(
     }
 )  # fmt: skip
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # a TIFF's tag, and its value for a negative
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 Image.MAX_IMAGE_PIXELS = None  # ``MediaLimits`` bound them, before anything is decoded
 # A JPEG's markers that a segment follows, and its end marker; coded pixels contain none of them.
@@ -61,18 +52,14 @@ def probe_image(data: bytes | memoryview, limits: MediaLimits) -> ImageInfo:
         return ImageInfo(_media_type(image, data), *_upright(image).size)
 
 
-def decode_image(
-    data: bytes | memoryview, limits: MediaLimits | None = None, *, keeps_opacity: bool = False
-) -> Image.Image:
+def decode_image(data: bytes | memoryview, limits: MediaLimits, *, keeps_opacity: bool = False) -> Image.Image:
     """Return a Pillow image: RGB in sRGB, upright by its EXIF, on white where it is transparent.
 
-    With ``keeps_opacity`` an image that is transparent somewhere is RGBA, and lies on nothing. ``limits`` None checks
-    no sizes. Raise InvalidRequest for bytes that do not decode, and RequestTooLarge for too many pixels, or scans of a
-    JPEG.
+    With ``keeps_opacity`` an image that is transparent somewhere is RGBA, and lies on nothing. Raise InvalidRequest
+    for bytes that do not decode, and RequestTooLarge for too many pixels, or scans of a JPEG.
     """
     with _opened(data) as image:
-        if limits is not None:
-            _check_header(image, data, limits)
+        _check_header(image, data, limits)
         samples = _samples(image)
         coloured, opacity = in_srgb(_upright(image), samples)
     if opacity is None:
@@ -161,7 +148,7 @@ def _upright(image: Image.Image) -> Image.Image:
     image.load()  # first, because a PNG's EXIF may stand behind its pixels
     try:
         with warnings.catch_warnings(action="ignore"):  # of what is odd in it
-            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            ImageOps.exif_transpose(image, in_place=True)
     except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
-        return image  # its EXIF is broken: cameras and editors write such
-    return image if turn is None else image.transpose(turn)
+        pass  # its EXIF is broken: cameras and editors write such
+    return image

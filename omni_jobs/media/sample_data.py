@@ -16,7 +16,6 @@ from omni_jobs.errors import InvalidRequest
 if TYPE_CHECKING:
     from omni_jobs.media.media_limits import MediaLimits
 
-_MOST_BYTES = 64 << 20  # of an upload, where no limits are given
 _LARGE = 0x7FFF_0000  # sizes from here on are the largest that fit, less some header
 _ROUND = frozenset((2_000_000_000, 1 << 30))  # sizes that known writers state
 # Chunks that stand behind samples, which are believed to be chunks even where they are cut off.
@@ -45,11 +44,11 @@ class _Samples:
     head: str = ""
 
 
-def true_length(data: bytes | memoryview, format_name: str, limits: MediaLimits | None) -> bytes | memoryview:
+def true_length(data: bytes | memoryview, format_name: str, limits: MediaLimits) -> bytes | memoryview:
     """Return a sound whose header states how many bytes of samples there are: ``data`` itself, or a mended copy.
 
     Other formats than WAV, RF64, W64, AIFF, CAF and AU are returned as they are. Raise InvalidRequest for a file
-    without samples or without its end. ``limits`` None: 64 MiB are the most of an upload.
+    without samples or without its end.
     """
     find = _FINDERS.get(format_name)
     if find is None:
@@ -73,12 +72,11 @@ def true_length(data: bytes | memoryview, format_name: str, limits: MediaLimits 
     return bytes(mended)
 
 
-def _is_placeholder(samples: _Samples, limits: MediaLimits | None) -> bool:
+def _is_placeholder(samples: _Samples, limits: MediaLimits) -> bool:
     """Return whether a size that is too large was stated before it was known: it is none that an upload could have."""
-    most_bytes = _MOST_BYTES if limits is None else limits.max_body_bytes
-    if samples.stated >= _LARGE or samples.stated in _ROUND or samples.stated > most_bytes:
+    if samples.stated >= _LARGE or samples.stated in _ROUND or samples.stated > limits.max_body_bytes:
         return True
-    return limits is not None and samples.byte_rate > 0 and samples.stated / samples.byte_rate > limits.max_audio_s
+    return samples.byte_rate > 0 and samples.stated / samples.byte_rate > limits.max_audio_s
 
 
 def _is_chunk(data: bytes | memoryview, samples: _Samples) -> bool:

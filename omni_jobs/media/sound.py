@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from omni_jobs.media.media_limits import MediaLimits
 
 BLOCK = 1 << 16
-"""Frames that a block of samples has, but for the last; a frame is a sample of each channel."""
+"""Frames that a block of samples has, but for the last of a file; a frame is a sample of each channel."""
 
 _MIN_RATE = 4_000
 _BY_SNDFILE = frozenset(("wav", "flac", "mp3", "ogg"))
 _RARE_BY_SNDFILE = frozenset(("aiff", "au", "caf"))  # it knows some codecs there that FFmpeg does not
 _ENDLESS = 1 << 62  # frames from here on are what libsndfile says where the header says none
-_MOST_PLANES = 8
 _CHANGES = "the audio changes its sampling rate or its channels on the way"
 _SURE_LENGTHS = frozenset(("WAV", "WAVEX", "FLAC"))
 # A header of an MP4 counts padding that no decoder returns, or leaves it out: 0.2 s are more than any encoder's.
@@ -57,7 +56,7 @@ class Sound:
 
 
 @contextmanager
-def opened_sound(data: bytes | memoryview, limits: MediaLimits | None) -> Iterator[Sound]:
+def opened_sound(data: bytes | memoryview, limits: MediaLimits) -> Iterator[Sound]:
     """Open a sound for a block; raise the libraries' errors in the block as InvalidRequest.
 
     Raise InvalidRequest for bytes that are no sound of a known format, or are cut off.
@@ -70,7 +69,7 @@ def opened_sound(data: bytes | memoryview, limits: MediaLimits | None) -> Iterat
         yield _opened(stack, data, format, limits)
 
 
-def _opened(stack: ExitStack, data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Sound:
+def _opened(stack: ExitStack, data: bytes | memoryview, format: MediaFormat, limits: MediaLimits) -> Sound:
     if format.name in _BY_SNDFILE:
         sound = stack.enter_context(_by_sndfile(data, format, limits))
         return sound or stack.enter_context(_by_ffmpeg(data, format, limits))
@@ -85,10 +84,8 @@ def _opened(stack: ExitStack, data: bytes | memoryview, format: MediaFormat, lim
         return sound
 
 
-def check_form(rate: int, channels: int, limits: MediaLimits | None) -> None:
+def check_form(rate: int, channels: int, limits: MediaLimits) -> None:
     """Raise InvalidRequest for a sampling rate in Hz, or a number of channels, that is not taken."""
-    if limits is None:
-        return
     if not _MIN_RATE <= rate <= limits.max_audio_rate:
         raise InvalidRequest(f"{rate} Hz; {_MIN_RATE} to {limits.max_audio_rate} Hz are taken (max_audio_rate)")
     if channels > limits.max_audio_channels:
@@ -96,7 +93,7 @@ def check_form(rate: int, channels: int, limits: MediaLimits | None) -> None:
 
 
 @contextmanager
-def _by_sndfile(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Iterator[Sound | None]:
+def _by_sndfile(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits) -> Iterator[Sound | None]:
     """Yield a sound that libsndfile reads; None for one that it does not open."""
     pieces = links(data, format.name)
     try:
@@ -114,7 +111,7 @@ def _by_sndfile(data: bytes | memoryview, format: MediaFormat, limits: MediaLimi
             frames = file.frames if is_sure else None
             check_form(file.samplerate, file.channels, limits)
             blocks = chain(_read(file), _later(pieces, file.samplerate, file.channels))
-            yield Sound(format.media_type, file.samplerate, file.channels, frames, frames or 0, _regrouped(blocks))
+            yield Sound(format.media_type, file.samplerate, file.channels, frames, frames or 0, blocks)
     except soundfile.LibsndfileError as error:
         raise InvalidRequest(f"the audio does not decode: {error.error_string}") from None
 
@@ -134,13 +131,13 @@ def _later(pieces: Iterator[memoryview], rate: int, channels: int) -> Iterator[n
 
 
 @contextmanager
-def _by_ffmpeg(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits | None) -> Iterator[Sound]:
-    if limits is not None and format.demuxer == "mp4":
+def _by_ffmpeg(data: bytes | memoryview, format: MediaFormat, limits: MediaLimits) -> Iterator[Sound]:
+    if format.demuxer == "mp4":
         check_index(data, limits.max_video_frames)
     with opened_container("audio", data, format.demuxer) as container:
         stream = _track(container)
         check_form(stream.codec_context.sample_rate, stream.codec_context.layout.nb_channels, limits)
-        frames = _readable(_decoded(container, stream))
+        frames = _decoded(container, stream)
         first = next(frames, None)  # a header may state half the rate, of which the codec makes the whole
         if first is None:
             raise InvalidRequest("the audio has no samples")
@@ -154,7 +151,7 @@ def _by_ffmpeg(data: bytes | memoryview, format: MediaFormat, limits: MediaLimit
             channels,
             round(stated * rate) if stated > 0 and least_s > 0 else None,
             max(0, round(least_s * rate)),
-            _regrouped(_samples(frame, rate, channels) for frame in chain((first,), frames)),
+            _samples(first, frames),
         )
 
 
@@ -178,19 +175,6 @@ def _decoded(container: InputContainer, stream: av.AudioStream) -> Iterator[av.A
         yield from packet.decode()
 
 
-def _readable(frames: Iterator[av.AudioFrame]) -> Iterator[av.AudioFrame]:
-    """Yield the same frames; those of many planes in one, because PyAV reads beyond the eighth."""
-    packers: dict[tuple[str, str, int], av.AudioResampler] = {}
-    for frame in frames:
-        if not frame.format.is_planar or frame.layout.nb_channels < _MOST_PLANES:
-            yield frame
-            continue
-        form = frame.format.name, frame.layout.name, frame.sample_rate
-        if form not in packers:
-            packers[form] = av.AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate)
-        yield from packers[form].resample(frame)
-
-
 def _stated_s(stream: av.AudioStream) -> float:
     """Return the seconds that a track's header states; 0 where it states none."""
     if stream.duration is None or stream.time_base is None:
@@ -198,32 +182,16 @@ def _stated_s(stream: av.AudioStream) -> float:
     return max(0.0, float(stream.duration * stream.time_base))
 
 
-def _samples(frame: av.AudioFrame, rate: int, channels: int) -> np.ndarray[Any, Any]:
-    """Return a frame's samples as float32 [F, channels]. Raise InvalidRequest for another rate or other channels."""
-    if frame.sample_rate != rate or frame.layout.nb_channels != channels:
-        raise InvalidRequest(_CHANGES)
-    values: np.ndarray[Any, Any] = frame.to_ndarray()
-    samples = values.T if frame.format.is_planar else values.reshape(-1, channels)
-    scaled: np.ndarray[Any, Any] = samples.astype(np.float32)
-    if samples.dtype.kind == "u":
-        scaled -= 128
-        scaled /= 128
-    elif samples.dtype.kind == "i":
-        scaled /= float(1 << (8 * samples.dtype.itemsize - 1))
-    return scaled
+def _samples(first: av.AudioFrame, frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield a track's samples, float32 [F, channels], from its frames, of which ``first`` was read already.
 
-
-def _regrouped(pieces: Iterator[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the same samples in blocks of ``BLOCK`` frames, of which the last may have fewer."""
-    held: list[np.ndarray[Any, Any]] = []
-    frames = 0
-    for piece in pieces:
-        held.append(piece)
-        frames += len(piece)
-        while frames >= BLOCK:
-            joined = np.concatenate(held)
-            yield joined[:BLOCK]
-            held = [joined[BLOCK:]]
-            frames -= BLOCK
-    if frames:
-        yield np.concatenate(held)
+    Raise InvalidRequest when the sampling rate or the channels change.
+    """
+    packer = av.AudioResampler(format="flt", layout=first.layout, rate=first.sample_rate, frame_size=BLOCK)
+    for frame in chain((first,), frames, (None,)):
+        try:
+            packed = packer.resample(frame)
+        except ValueError:
+            raise InvalidRequest(_CHANGES) from None
+        for block in packed:
+            yield block.to_ndarray().reshape(-1, first.layout.nb_channels)

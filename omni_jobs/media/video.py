@@ -62,8 +62,8 @@ def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
 
 def decode_video(
     data: bytes | memoryview,
+    limits: MediaLimits,
     *,
-    limits: MediaLimits | None = None,
     allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] = lambda shape: np.empty(shape, np.uint8),
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
     """Return a video's sampled frames, upright and scaled down, uint8 [F, H, W, 3] RGB with even F, and their metadata.
@@ -71,7 +71,7 @@ def decode_video(
     The metadata is the one that vLLM takes: the fields of Transformers' ``VideoMetadata`` (``fps``, ``duration`` in
     seconds and ``total_num_frames`` of the video, ``frames_indices`` into it) and ``do_sample_frames``. ``allocate``
     returns an array of the shape that it gets, for a caller that provides the memory. Raise
-    InvalidRequest for a video that does not decode, RequestTooLarge for one beyond ``limits``, which may be None.
+    InvalidRequest for a video that does not decode, RequestTooLarge for one beyond ``limits``.
     """
     with _opened(data, limits) as (container, stream):
         timing = _Timing.of(container, stream, limits)
@@ -97,17 +97,16 @@ def _format(data: bytes | memoryview) -> MediaFormat:
 
 
 @contextmanager
-def _opened(data: bytes | memoryview, limits: MediaLimits | None) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(data: bytes | memoryview, limits: MediaLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
     demuxer = _format(data).demuxer
-    if limits is not None and demuxer == "mp4":
+    if demuxer == "mp4":
         check_index(data, limits.max_video_frames)
     with opened_container("video", data, demuxer) as container:
         if not container.streams.video:
             raise InvalidRequest("the video has no picture track")
         stream = container.streams.video[0]
         check_codec("video", stream)
-        if limits is not None:
-            check_size("video", stream.width, stream.height, limits.max_image_pixels)
+        check_size("video", stream.width, stream.height, limits.max_image_pixels)
         yield container, stream
 
 
@@ -127,7 +126,7 @@ class _Timing:
         return max(math.floor(wanted / _FRAMES_MULTIPLE), 1) * _FRAMES_MULTIPLE
 
     @classmethod
-    def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits | None) -> Self:
+    def of(cls, container: InputContainer, stream: VideoStream, limits: MediaLimits) -> Self:
         """Read the packets' time stamps, because headers may be wrong or missing; then seek to the start.
 
         Raise InvalidRequest for a clip that is cut off or empty, RequestTooLarge for one beyond ``limits``.
@@ -141,7 +140,7 @@ class _Timing:
             if packet.pts is not None and packet.size and not packet.is_discard:  # an edit leaves those out
                 first_duration = first_duration if shown else packet.duration or 0
                 shown.append(packet.pts)
-                if limits is not None and len(shown) > limits.max_video_frames:
+                if len(shown) > limits.max_video_frames:
                     raise RequestTooLarge(
                         f"the video has more than {limits.max_video_frames} frames (max_video_frames)"
                     )
@@ -154,7 +153,7 @@ class _Timing:
         step = round((end - start) / (len(shown) - 1)) if len(shown) > 1 else first_duration
         length = end - start + max(step, 1)
         duration_s = float(length * stream.time_base)
-        if limits is not None and duration_s > limits.max_video_s:
+        if duration_s > limits.max_video_s:
             raise RequestTooLarge(
                 f"the video lasts {duration_s:.1f} s; at most {limits.max_video_s:g} s are taken (max_video_s)"
             )
@@ -204,7 +203,7 @@ def _picked(
     container: InputContainer,
     stream: VideoStream,
     timing: _Timing,
-    limits: MediaLimits | None,
+    limits: MediaLimits,
     allocate: Callable[[tuple[int, ...]], np.ndarray[Any, Any]],
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
     """Return the frames shown at F moments: their indices in the video, and uint8 [F, H, W, 3]."""
@@ -226,8 +225,7 @@ def _picked(
 
     shown: tuple[int, av.VideoFrame] | None = None
     for index, frame in enumerate(container.decode(stream)):
-        if limits is not None:
-            check_size("video", frame.width, frame.height, limits.max_image_pixels)
+        check_size("video", frame.width, frame.height, limits.max_image_pixels)
         if frame.pts is None:
             continue
         # Until this frame's time stamp the previous frame was shown.

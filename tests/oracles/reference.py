@@ -159,13 +159,16 @@ def _decoded(kind: str, item: Any) -> Any:
         return item[0] if isinstance(item, tuple) else item  # a video without its metadata
     from omni_jobs.media.audio import decode_audio
     from omni_jobs.media.image import decode_image
+    from omni_jobs.media.media_limits import MediaLimits
     from omni_jobs.media.video import decode_video
+    from omni_jobs.settings import Settings
 
+    limits = MediaLimits.of(Settings())
     if kind == "audio":
-        return decode_audio(item, SAMPLING_RATE_IN)
+        return decode_audio(item, SAMPLING_RATE_IN, limits)
     if kind == "image":
-        return decode_image(item)
-    frames, _ = decode_video(item)
+        return decode_image(item, limits)
+    frames, _ = decode_video(item, limits)
     return frames
 
 

@@ -131,16 +131,16 @@ def test_a_decoder_returns_the_same_as_the_function_in_process(wall: MediaWall, 
     assert wall.header(kind, data, budget) == HEADERS[kind](data, LIMITS)  # type: ignore[arg-type]
     assert wall.probe(kind, data, budget) == PROBES[kind](data, LIMITS)  # type: ignore[arg-type]
     if kind == "audio":
-        expected, found = decode_audio(data, 16_000), wall.decode_audio(data, 16_000)
+        expected, found = decode_audio(data, 16_000, LIMITS), wall.decode_audio(data, 16_000)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         # Where a file named ._ lies in this directory, libsndfile opens no MP3 in process, and FFmpeg reads it.
         np.testing.assert_array_equal(found, expected)
         found += 1  # the reader's own
     elif kind == "image":
-        picture, there = decode_image(data), wall.decode_image(data)
+        picture, there = decode_image(data, LIMITS), wall.decode_image(data)
         assert (there.mode, there.size, there.tobytes()) == (picture.mode, picture.size, picture.tobytes())
     else:
-        (frames, metadata), (found, there) = decode_video(data), wall.decode_video(data)
+        (frames, metadata), (found, there) = decode_video(data, LIMITS), wall.decode_video(data)
         assert there == metadata
         assert (found.dtype, found.shape, found.tobytes()) == (frames.dtype, frames.shape, frames.tobytes())
         found += 1
@@ -457,7 +457,9 @@ def test_no_descriptor_is_left(wall: MediaWall) -> None:
     host = wall.pid
     before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{host}/fd"))
     for _ in range(5):
-        assert np.array_equal(np.asarray(wall.decode_image(samples.image())), np.asarray(decode_image(samples.image())))
+        assert np.array_equal(
+            np.asarray(wall.decode_image(samples.image())), np.asarray(decode_image(samples.image(), LIMITS))
+        )
         with pytest.raises(InvalidRequest):
             wall.decode_audio(b"nothing")
     wait_for(lambda: (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{host}/fd"))) == before)

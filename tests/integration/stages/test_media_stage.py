@@ -13,6 +13,7 @@ import pytest
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio
 from omni_jobs.media.image import decode_image
+from omni_jobs.media.media_limits import MediaLimits
 from omni_jobs.media.video import decode_video
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
@@ -24,6 +25,7 @@ from workers.runners.ar.prompts import OmniTextPrompt
 from workers.stages.stage import Stage
 
 ROOT = Path(__file__).parents[3]
+LIMITS = MediaLimits.of(Settings())
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,10 @@ def test_a_stage_gets_what_its_functions_give(stage: Stage) -> None:
     wav, png, mp4 = samples.audio(0.7, rate=44_100, channels=2), samples.image(90, 60, mode="RGBA"), samples.video(12)
     data = prompt_of(stage, ("image", png), ("audio", wav), ("video", mp4), ("image", png)).multi_modal_data
     [(sound, rate)] = data["audio"]
-    assert (sound.tobytes(), rate) == (decode_audio(wav, 16_000).tobytes(), 16_000)
-    assert [image.tobytes() for image in data["image"]] == [decode_image(png).tobytes()] * 2
+    assert (sound.tobytes(), rate) == (decode_audio(wav, 16_000, LIMITS).tobytes(), 16_000)
+    assert [image.tobytes() for image in data["image"]] == [decode_image(png, LIMITS).tobytes()] * 2
     [(frames, metadata)] = data["video"]
-    expected, described = decode_video(mp4)
+    expected, described = decode_video(mp4, LIMITS)
     assert np.array_equal(frames, expected)
     assert metadata == described
 

@@ -33,7 +33,7 @@ def test_a_sound(format: str, rate: int) -> None:
     data = encode_audio({"waveform": wave}, {"sampling_rate": rate}, format)
     for info in (header_of_audio(data, LIMITS), probe_audio(data, LIMITS)):
         assert isinstance(info, AudioInfo)
-    samples = decode_audio(data, 16_000, limits=LIMITS)
+    samples = decode_audio(data, 16_000, LIMITS)
     assert abs(len(samples) - 16_000) <= 3_000  # a coder's delay and its last frame
     assert np.sqrt(np.mean(samples[4_000:12_000] ** 2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
 
@@ -70,5 +70,5 @@ def test_a_video(format: str, frames: int, size: tuple[int, int]) -> None:
     data = encode_video({"pixels": pixels}, {"frame_rate": 8}, format)
     for info in (header_of_video(data, LIMITS), probe_video(data, LIMITS)):
         assert isinstance(info, VideoInfo)
-    decoded, _ = decode_video(data, limits=LIMITS)
+    decoded, _ = decode_video(data, LIMITS)
     assert np.abs(decoded.astype(np.int16) - (200, 120, 40)).mean() <= 6

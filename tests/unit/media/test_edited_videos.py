@@ -32,7 +32,7 @@ def test_what_an_edit_leaves_out_is_not_seen(first: int, frames: int) -> None:
     info = probe_video(clip, LIMITS)
     assert info.duration_s == pytest.approx(frames / FPS, abs=0.11)
     assert header_of_video(clip, LIMITS).frames == info.frames
-    seen, metadata = decode_video(clip, limits=LIMITS)
+    seen, metadata = decode_video(clip, LIMITS)
     assert len(seen) == info.frames
     expected = [240 * (first + index) / FRAMES for index in metadata["frames_indices"]]
     assert metadata["frames_indices"][0] == 0
@@ -49,7 +49,7 @@ def test_an_avi_that_was_piped_is_taken() -> None:
     clip = bytearray(samples.video(10, format="avi"))
     for name, at in ((b"avih", 24), (b"strh", 40)):
         struct.pack_into("<I", clip, clip.index(name) + at, 1 << 30)
-    assert probe_video(bytes(clip), LIMITS).frames == decode_video(bytes(clip), limits=LIMITS)[0].shape[0] == 4
+    assert probe_video(bytes(clip), LIMITS).frames == decode_video(bytes(clip), LIMITS)[0].shape[0] == 4
 
 
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
@@ -57,5 +57,5 @@ def test_a_transport_stream_is_taken(codec: str) -> None:
     clip = samples.video(10, codec=codec, format="mpegts")
     info = probe_video(clip, LIMITS)
     assert (info.media_type, info.frames, info.width, info.height) == ("video/mp2t", 4, 64, 48)
-    seen, _ = decode_video(clip, limits=LIMITS)
+    seen, _ = decode_video(clip, LIMITS)
     assert np.abs(seen[:, 20, 20, 0].astype(int) - [0, 60, 120, 180]).max() < 20

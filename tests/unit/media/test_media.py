@@ -48,30 +48,30 @@ def test_every_audio_format_becomes_16_khz_mono(format: str, subtype: str | None
     data = samples.audio(0.5, rate=48_000, channels=2, format=format, subtype=subtype)
     info = probe_audio(data, LIMITS)
     assert (info.media_type, info.samples) == (media_type, 8000)
-    decoded = decode_audio(data, 16_000)
+    decoded = decode_audio(data, 16_000, LIMITS)
     assert decoded.dtype == np.float32
     assert decoded.shape == (8000,)
     assert np.abs(decoded[1000:7000]).max() == pytest.approx(0.5, abs=0.02)
-    assert np.array_equal(decoded, decode_audio(data, 16_000))
+    assert np.array_equal(decoded, decode_audio(data, 16_000, LIMITS))
 
 
 @pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 22_050, 44_101, 48_000, 96_000, 192_000])
 def test_the_length_after_resampling_is_the_ratio_rounded_up(rate: int) -> None:
     frames = 70_001
-    assert len(decode_audio(wav_of(np.zeros(frames), rate), 16_000)) == -(-frames * 16_000 // rate)
+    assert len(decode_audio(wav_of(np.zeros(frames), rate), 16_000, LIMITS)) == -(-frames * 16_000 // rate)
 
 
 def test_resampling_keeps_a_tone_and_drops_higher_frequencies() -> None:
     seconds = np.arange(48_000) / 48_000
     tones = 0.4 * np.sin(2 * np.pi * 1000 * seconds) + 0.4 * np.sin(2 * np.pi * 14_000 * seconds)
-    spectrum = np.abs(np.fft.rfft(decode_audio(wav_of(tones, 48_000), 16_000))) / 8000
+    spectrum = np.abs(np.fft.rfft(decode_audio(wav_of(tones, 48_000), 16_000, LIMITS))) / 8000
     assert spectrum[1000] == pytest.approx(0.4, abs=0.005)
     assert spectrum[1990:2011].max() < 0.001  # where 14 kHz would come out at 16 kHz
 
 
 def test_channels_are_averaged() -> None:
     stereo = np.stack([np.full(3200, 0.5), np.full(3200, -0.25)], axis=1)
-    assert np.allclose(decode_audio(wav_of(stereo), 16_000), 0.125)
+    assert np.allclose(decode_audio(wav_of(stereo), 16_000, LIMITS), 0.125)
 
 
 @pytest.mark.parametrize("kept", [0.01, 0.3, 0.999])
@@ -128,20 +128,20 @@ def test_every_image_format_becomes_rgb(format: str, mode: str) -> None:
     data = samples.image(64, 48, format=format, mode=mode)
     info = probe_image(data, LIMITS)
     assert (info.media_type, info.width, info.height) == (f"image/{format.lower()}", 64, 48)
-    decoded = decode_image(data)
+    decoded = decode_image(data, LIMITS)
     assert (decoded.mode, decoded.size) == ("RGB", (64, 48))
 
 
 def test_transparency_lies_on_white() -> None:
     file = io.BytesIO()
     Image.new("RGBA", (32, 32), (255, 0, 0, 0)).save(file, "PNG")
-    assert decode_image(file.getvalue()).getpixel((5, 5)) == (255, 255, 255)
+    assert decode_image(file.getvalue(), LIMITS).getpixel((5, 5)) == (255, 255, 255)
 
 
 def test_sixteen_bits_are_scaled() -> None:
     file = io.BytesIO()
     Image.fromarray(np.full((32, 32), 0x8000, np.uint16)).save(file, "PNG")
-    assert decode_image(file.getvalue()).getpixel((5, 5)) == (128, 128, 128)
+    assert decode_image(file.getvalue(), LIMITS).getpixel((5, 5)) == (128, 128, 128)
 
 
 def test_exif_turns_the_image_upright() -> None:
@@ -149,7 +149,7 @@ def test_exif_turns_the_image_upright() -> None:
     exif[0x0112] = 6  # turned by 90 degrees
     data = samples.image(64, 48, format="JPEG", exif=exif)
     assert probe_image(data, LIMITS).width == 48
-    assert decode_image(data).size == (48, 64)
+    assert decode_image(data, LIMITS).size == (48, 64)
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -212,7 +212,7 @@ def test_every_video_format_gives_two_frames_a_second(codec: str, format: str, m
     info = probe_video(data, LIMITS)
     assert (info.media_type, info.frames, info.width, info.height) == (media_type, 6, 64, 48)
     assert info.duration_s == pytest.approx(3.0, abs=0.01)
-    frames, metadata = decode_video(data)
+    frames, metadata = decode_video(data, LIMITS)
     assert (frames.dtype, frames.shape) == (np.uint8, (6, 48, 64, 3))
     assert metadata["frames_indices"] == [0, 5, 10, 15, 20, 25]
     assert metadata["total_num_frames"] == 30
@@ -227,7 +227,7 @@ def test_transformers_picks_the_same_frames(frames: int, fps: int) -> None:
     processing = pytest.importorskip("transformers.models.qwen2_vl.video_processing_qwen2_vl")
     from transformers.video_utils import VideoMetadata
 
-    _, metadata = decode_video(samples.video(frames, fps=fps))
+    _, metadata = decode_video(samples.video(frames, fps=fps), LIMITS)
     if frames == 1:
         assert metadata["frames_indices"] == [0, 0]  # Transformers divides by zero
         return
@@ -248,7 +248,7 @@ def test_frames_are_picked_by_time_not_by_number() -> None:
             frame.pts = number * 100 if number < 11 else 10_000
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    _, metadata = decode_video(file.getvalue())
+    _, metadata = decode_video(file.getvalue(), LIMITS)
     assert metadata["frames_indices"][0] == 0
     assert metadata["frames_indices"][2:] == [10] * (len(metadata["frames_indices"]) - 2)
 
@@ -256,7 +256,7 @@ def test_frames_are_picked_by_time_not_by_number() -> None:
 def test_large_frames_are_made_smaller_while_decoding() -> None:
     data = samples.video(4, width=1920, height=1080)
     info = probe_video(data, LIMITS)
-    frames, _ = decode_video(data)
+    frames, _ = decode_video(data, LIMITS)
     assert (info.width, info.height) == (1008, 560)
     assert frames.shape == (4, 560, 1008, 3)
 
@@ -265,7 +265,7 @@ def test_a_turned_video_comes_out_upright() -> None:
     data = bytearray(samples.video(4, width=96, height=48))
     at = data.index(b"tkhd") + 4 + 40  # version 0: the matrix
     struct.pack_into(">9i", data, at, 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
-    assert (probe_video(bytes(data), LIMITS).width, decode_video(bytes(data))[0].shape[1:3]) == (48, (96, 48))
+    assert (probe_video(bytes(data), LIMITS).width, decode_video(bytes(data), LIMITS)[0].shape[1:3]) == (48, (96, 48))
 
 
 def test_a_cut_off_video_is_refused() -> None:

@@ -32,9 +32,7 @@ def test_an_honest_index_is_taken(format: str, options: dict[str, str]) -> None:
         check_index(samples.video(30, format=format), 29)
 
 
-@pytest.mark.parametrize(
-    "probe", [header_of_video, probe_video, lambda data, limits: decode_video(data, limits=limits)]
-)
+@pytest.mark.parametrize("probe", [header_of_video, probe_video, lambda data, limits: decode_video(data, limits)])
 def test_an_index_that_claims_too_much_never_reaches_ffmpeg(probe: Any) -> None:
     with pytest.raises(InvalidRequest, match="claims 85000000 frames"):
         probe(hostile.mp4_index_bomb(), LIMITS)
@@ -171,7 +169,7 @@ def test_frames_larger_than_their_header_are_refused() -> None:
     with pytest.raises(RequestTooLarge, match="640×480"):
         probe_video(bytes(data), limits)
     with pytest.raises(RequestTooLarge, match="640×480"):
-        decode_video(bytes(data), limits=limits)
+        decode_video(bytes(data), limits)
 
 
 # JPEG
@@ -201,7 +199,7 @@ def test_a_jpeg_of_several_pictures_is_its_first() -> None:
     first, second = (Image.new("RGB", (side, 100), (1, 2, 3)) for side in (300, 60))
     first.save(file, "MPO", save_all=True, append_images=[second] * 200)
     assert probe_image(file.getvalue(), LIMITS).width == 300
-    assert decode_image(file.getvalue(), LIMITS).tobytes() == decode_image(file.getvalue()).tobytes()
+    assert decode_image(file.getvalue(), LIMITS).size == (300, 100)
 
 
 def test_a_jpeg_inside_a_segment_is_not_counted() -> None:
@@ -231,7 +229,7 @@ def test_samples_are_bounded_without_a_header() -> None:
     limits = MediaLimits.of(Settings(max_audio_samples=2_000_000))
     data = hostile.ogg_silence(30, rate=48_000, channels=8)
     assert header_of_audio(data, limits).samples == 1_600  # the least there is
-    for decode in (probe_audio, lambda data, limits: decode_audio(data, 16_000, limits=limits)):
+    for decode in (probe_audio, lambda data, limits: decode_audio(data, 16_000, limits)):
         with pytest.raises(RequestTooLarge, match="samples or more in 8 channels"):
             decode(data, limits)
 

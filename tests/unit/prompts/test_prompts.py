@@ -101,9 +101,9 @@ def test_media_take_transformers_number_of_tokens(
     parts = [{"type": kind, "media": n} for n, kind in enumerate(kinds)]
     messages = [user(*parts, text("What is this?")), {"role": "assistant", "content": "It"}, user("more")]
     decoded = {
-        "audio": [decode_audio(AUDIOS[n], 16_000) for n in audios],
-        "images": [decode_image(IMAGES[n]) for n in images],
-        "videos": [decode_video(VIDEOS[n])[0] for n in videos],
+        "audio": [decode_audio(AUDIOS[n], 16_000, LIMITS) for n in audios],
+        "images": [decode_image(IMAGES[n], LIMITS) for n in images],
+        "videos": [decode_video(VIDEOS[n], LIMITS)[0] for n in videos],
     }
     prompt = renderer.render({"messages": messages})
     encoded = processor(text=[prompt], return_tensors="pt", **{name: found for name, found in decoded.items() if found})
@@ -234,11 +234,11 @@ def test_renderers_of_pipelines(tiny_checkpoint: Path, tmp_path: Path) -> None:
 
 def test_infos_equal_the_decoded_sizes() -> None:
     assert probe_image(IMAGES[2], LIMITS) == ImageInfo("image/png", 641, 480)
-    assert decode_image(IMAGES[2]).size == (641, 480)
-    assert isinstance(decode_image(IMAGES[0]), Image.Image)
+    assert decode_image(IMAGES[2], LIMITS).size == (641, 480)
+    assert isinstance(decode_image(IMAGES[0], LIMITS), Image.Image)
     for clip in VIDEOS:
-        info, (frames, _) = probe_video(clip, LIMITS), decode_video(clip)
+        info, (frames, _) = probe_video(clip, LIMITS), decode_video(clip, LIMITS)
         assert isinstance(info, VideoInfo)
         assert (info.frames, info.height, info.width) == frames.shape[:3]
     for clip in AUDIOS:
-        assert probe_audio(clip, LIMITS).samples == len(decode_audio(clip, 16_000))
+        assert probe_audio(clip, LIMITS).samples == len(decode_audio(clip, 16_000, LIMITS))

@@ -11,6 +11,8 @@ import soundfile
 
 from omni_jobs.errors import ModelError
 from omni_jobs.media.audio import decode_audio
+from omni_jobs.media.media_limits import MediaLimits
+from omni_jobs.settings import Settings
 from workers.runners.remote.wav import decode_wav
 
 RATE = 16_000
@@ -90,7 +92,7 @@ def test_channels_are_mixed_as_those_of_a_job_s_sound(made: Callable[[Any], list
     file = io.BytesIO()
     soundfile.write(file, np.stack(made(np.arange(100_000)), axis=1), RATE, subtype="FLOAT", format="WAV")
     samples, _ = decode_wav(memoryview(file.getvalue()))
-    np.testing.assert_allclose(samples, decode_audio(file.getvalue(), RATE), atol=1e-6)
+    np.testing.assert_allclose(samples, decode_audio(file.getvalue(), RATE, MediaLimits.of(Settings())), atol=1e-6)
     assert np.abs(samples[-16_000:]).max() > 0.2
 
 
