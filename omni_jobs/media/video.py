@@ -45,19 +45,16 @@ def header_of_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
 
     Decode none. Raise as ``decode_video`` does, but not for what only a decoded frame shows.
     """
-    with _opened(data, limits) as (container, stream):
-        timing = _Timing.of(container, stream, limits)
-        return VideoInfo(
-            _format(data).media_type, timing.sampled, *_fitted(stream.width, stream.height), timing.duration_s
-        )
+    with _opened(data, limits) as (_, stream, timing):
+        size = _fitted(stream.width, stream.height)
+        return VideoInfo(_format(data).media_type, timing.sampled, *size, timing.duration_s)
 
 
 def probe_video(data: bytes | memoryview, limits: MediaLimits) -> VideoInfo:
     """Return a video's VideoInfo by its index, packets and first frame, upright. Raise as ``decode_video`` does."""
-    with _opened(data, limits) as (container, stream):
-        timing = _Timing.of(container, stream, limits)
-        size = _first_size(container, stream, limits)
-        return VideoInfo(_format(data).media_type, timing.sampled, *_fitted(*size), timing.duration_s)
+    with _opened(data, limits) as (container, stream, timing):
+        size = _fitted(*_first_size(container, stream, limits))
+        return VideoInfo(_format(data).media_type, timing.sampled, *size, timing.duration_s)
 
 
 def decode_video(
@@ -73,8 +70,7 @@ def decode_video(
     returns an array of the shape that it gets, for a caller that provides the memory. Raise
     InvalidRequest for a video that does not decode, RequestTooLarge for one beyond ``limits``.
     """
-    with _opened(data, limits) as (container, stream):
-        timing = _Timing.of(container, stream, limits)
+    with _opened(data, limits) as (container, stream, timing):
         indices, frames = _picked(container, stream, timing, limits, allocate)
     metadata = {
         "total_num_frames": timing.frames,
@@ -97,7 +93,7 @@ def _format(data: bytes | memoryview) -> MediaFormat:
 
 
 @contextmanager
-def _opened(data: bytes | memoryview, limits: MediaLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(data: bytes | memoryview, limits: MediaLimits) -> Iterator[tuple[InputContainer, VideoStream, _Timing]]:
     demuxer = _format(data).demuxer
     if demuxer == "mp4":
         check_index(data, limits.max_video_frames)
@@ -107,7 +103,7 @@ def _opened(data: bytes | memoryview, limits: MediaLimits) -> Iterator[tuple[Inp
         stream = container.streams.video[0]
         check_codec("video", stream)
         check_size("video", stream.width, stream.height, limits.max_image_pixels)
-        yield container, stream
+        yield container, stream, _Timing.of(container, stream, limits)
 
 
 @dataclass(frozen=True, slots=True)

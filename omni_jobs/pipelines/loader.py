@@ -7,7 +7,7 @@ load_pipelines(dir)      all files of a directory, by the pipelines' names
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 
-class Pipelines(Mapping[str, Pipeline]):
-    """A mapping of loaded pipelines by name, as ``load_pipelines`` makes it of a directory.
+class Pipelines(dict[str, Pipeline]):
+    """Loaded pipelines by name, as ``load_pipelines`` makes them of a directory.
 
     ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound, and ``[]`` KeyError.
     """
@@ -40,19 +40,10 @@ class Pipelines(Mapping[str, Pipeline]):
 
         ``broken`` has the errors of those pipelines that need a broken plug-in, by name.
         """
-        self._by_name = {pipeline.name: pipeline for pipeline in pipelines}
+        super().__init__({pipeline.name: pipeline for pipeline in pipelines})
         self._files = files or {}
         self._broken = broken or {}
         self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by name: the file's state, its refusal
-
-    def __getitem__(self, name: str) -> Pipeline:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     def served(self, names: Sequence[str] | None) -> Pipelines:
         """Return the pipelines that the setting ``pipelines`` names; all of them for None.
@@ -76,9 +67,9 @@ class Pipelines(Mapping[str, Pipeline]):
         if (error := self._broken.get(name)) is not None:  # kept, so each caller gets one of its own to raise
             raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
         try:
-            return self._by_name[name]
+            return self[name]
         except KeyError:
-            known = ", ".join(self._by_name) or "none"
+            known = ", ".join(self) or "none"
             raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
 
     def broken(self, name: str) -> PluginBroken | None:

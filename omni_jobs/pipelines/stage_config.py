@@ -276,17 +276,10 @@ class Pipeline(_Frozen):
         return tuple(name for name, config in self.stages.items() if stage in config.inputs)
 
     def stages_for(self, modalities: Iterable[str]) -> tuple[StageConfig, ...]:
-        """Return the configs of the stages that a job with these output modalities needs, each after its inputs.
-
-        Raises NotFound for a modality that the pipeline does not make.
-        """
+        """Return the configs of the stages that a job with these of the ``outputs`` needs, each after its inputs."""
         ordered: dict[str, StageConfig] = {}
         for modality in modalities:
-            output = self.outputs.get(modality)
-            if output is None:
-                known = ", ".join(self.outputs)
-                raise NotFound(f"pipeline {self.name} does not make {modality!r}; it makes {known}", field="modalities")
-            self._put_after_inputs(output.stage, ordered)
+            self._put_after_inputs(self.outputs[modality].stage, ordered)
         return tuple(ordered.values())
 
     def _put_after_inputs(self, name: str, ordered: dict[str, StageConfig]) -> None:

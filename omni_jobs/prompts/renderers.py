@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from typing_extensions import get_protocol_members
+
 from omni_jobs.errors import ConfigError, ModelMissing, OmniJobsError, PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import named_object, names
@@ -29,12 +31,6 @@ HANGS_S = 60.0
 """A renderer's call that takes longer hangs."""
 
 _under_way: dict[int, tuple[str, float]] = {}  # thread → whose renderer it calls, and since when
-
-_MEMBERS = (
-    *("max_model_len", "hidden_size", "longest_audio_s"),
-    *("takes", "check", "render", "encode", "count_tokens", "prompt_limit"),
-)
-"""What every renderer has."""
 
 _INDEX = "model_index.json"  # of a checkpoint in the layout of Diffusers
 
@@ -99,7 +95,7 @@ def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
         raise ConfigError(f"family {family_name} has no prompt renderer", field="model.family")
     check_checkpoint(model_dir)
     renderer = kind(model_dir)
-    if missing := [name for name in _MEMBERS if not hasattr(renderer, name)]:
+    if missing := [name for name in sorted(get_protocol_members(PromptRenderer)) if not hasattr(renderer, name)]:
         raise PluginBroken(f"{family(family_name).prompts} is no prompt renderer: it has no {', no '.join(missing)}")
     return renderer
 

@@ -141,9 +141,6 @@ class LocalObjectStore(ObjectStore):
             finally:
                 probe.unlink(missing_ok=True)
 
-    def check_writes(self) -> None:
-        self.check()
-
     def remove_abandoned(self) -> None:
         with translate_os_errors("removing incomplete files", str(self._partial)):
             for partial in self._partial.iterdir():

@@ -102,9 +102,9 @@ class ObjectStore(ABC):
     def check(self) -> None:
         """Raise StorageUnavailable or StorageFull, within seconds, unless a file can be put or the bucket answers."""
 
-    @abstractmethod
     def check_writes(self) -> None:
         """Raise StorageUnavailable or StorageFull, within seconds, unless an object can be put."""
+        self.check()
 
     def remove_abandoned(self) -> None:  # noqa: B027 - most stores leave nothing behind
         """Remove the incomplete files of writers that were killed an hour ago or earlier. Raises StorageUnavailable."""

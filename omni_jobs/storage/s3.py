@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC
 from functools import cached_property
 from itertools import accumulate, islice
@@ -121,17 +121,15 @@ class S3ObjectStore(ObjectStore):
             tries_left = _READ_TRIES
             while True:
                 tries_left -= 1
-                body = self._get(ref)
-                try:
-                    data = memoryview(body.read())
-                    self._check_digest(ref, xxh3_128(data))
-                    return data
-                except (HTTPClientError, IncompleteReadError, ObjectCorrupt):
-                    # boto3 retries a request, but not once its headers are there.
-                    if not tries_left:
-                        raise
-                finally:
-                    body.close()
+                with closing(self._get(ref)) as body:
+                    try:
+                        data = memoryview(body.read())
+                        self._check_digest(ref, xxh3_128(data))
+                        return data
+                    except (HTTPClientError, IncompleteReadError, ObjectCorrupt):
+                        # boto3 retries a request, but not once its headers are there.
+                        if not tries_left:
+                            raise
 
     def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
         limit = self._limit(STREAM_BYTES)
@@ -139,7 +137,7 @@ class S3ObjectStore(ObjectStore):
             body = self._get(ref)
 
         def pieces() -> Iterator[bytes]:
-            try:
+            with closing(body):
                 while True:
                     # The same limit again, because it knows the connection.
                     with self._call("reading the object", ref.key, limit):
@@ -147,8 +145,6 @@ class S3ObjectStore(ObjectStore):
                     if not piece:
                         return
                     yield piece
-            finally:
-                body.close()
 
         return self._checked_stream(ref, pieces())
 
@@ -178,12 +174,10 @@ class S3ObjectStore(ObjectStore):
 
     def prepare(self) -> None:
         try:
-            self.check()
+            return self.check()
         except StorageUnavailable as error:
             if not isinstance(error.__cause__, ClientError) or _code(error.__cause__) not in ("404", "NoSuchBucket"):
                 raise
-        else:
-            return
         with self._call("creating the bucket", self._bucket):
             try:
                 elsewhere: Any = {"CreateBucketConfiguration": {"LocationConstraint": self._region}}
