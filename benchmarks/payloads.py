@@ -32,7 +32,7 @@ import xxhash
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.storage.local import LocalObjectStore
 from omni_jobs.storage.object_store import ObjectRef
 
@@ -109,7 +109,7 @@ class Files:
         if ref is None:
             raise RuntimeError("nothing was put yet")
         data = self._stores[False].read(ref, max_bytes=len(self._raw))
-        Payload.decode(data, PayloadLimits(max_bytes=len(self._raw)), key=KEY, stage="talker")
+        Payload.decode(data, len(self._raw), key=KEY, stage="talker")
 
     def path(self, name: str) -> Path:
         return self._directory / f"file.{name}"

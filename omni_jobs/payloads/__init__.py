@@ -14,7 +14,6 @@ from omni_jobs.payloads.manifest import PAYLOAD_VERSION, Manifest
 from omni_jobs.payloads.payload import Payload
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
-from omni_jobs.payloads.wire_limits import PayloadLimits
 
 __all__ = [
     "FLOAT_DTYPES",
@@ -22,7 +21,6 @@ __all__ = [
     "AdditionalInformationPayload",
     "Manifest",
     "Payload",
-    "PayloadLimits",
     "PromptEmbedsPayload",
     "Tensor",
 ]

@@ -14,7 +14,7 @@ from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.payloads.header_json import check_text, dump, load
 from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.tensor import Tensor
-from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
+from omni_jobs.payloads.wire_limits import MAX_VALUES_BYTES, MAX_VALUES_DEPTH
 
 TENSORS: Final = "tensors"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -153,33 +153,33 @@ def _take(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 def dump_values(values: Mapping[str, Any]) -> str:
     """Return the values as JSON. Raises PayloadError and PayloadTooLarge for values that a reader would refuse."""
-    _check_values(values, WRITER_LIMITS)
+    _check_values(values)
     text = dump(dict(values), "values")
-    _check_size(text, WRITER_LIMITS)
+    _check_size(text)
     return text
 
 
-def load_values(text: str, limits: PayloadLimits) -> dict[str, Any]:
+def load_values(text: str) -> dict[str, Any]:
     """Return the values in the JSON of ``dump_values``, checked. Raises PayloadError and PayloadTooLarge."""
-    _check_size(text, limits)
+    _check_size(text)
     values = load(text, "values")
-    _check_values(values, limits)
+    _check_values(values)
     return dict(values)
 
 
-def _check_size(text: str, limits: PayloadLimits) -> None:
+def _check_size(text: str) -> None:
     size = len(text.encode())
-    if size > limits.max_values_bytes:
-        raise PayloadTooLarge(over_limit(size, limits.max_values_bytes), field="values")
+    if size > MAX_VALUES_BYTES:
+        raise PayloadTooLarge(over_limit(size, MAX_VALUES_BYTES), field="values")
 
 
-def _check_values(values: object, limits: PayloadLimits) -> None:
+def _check_values(values: object) -> None:
     """Refuse what JSON does not carry unchanged: other types, non-finite numbers, lone surrogates, deep nesting."""
     if not isinstance(values, Mapping):
         raise PayloadError("not an object", field="values")
     for name, value in values.items():
         _check_name(name, "values")
-        _check_value(value, f"values.{name}", limits.max_values_depth)
+        _check_value(value, f"values.{name}", MAX_VALUES_DEPTH)
 
 
 def _check_value(value: object, field: str, depth: int) -> None:

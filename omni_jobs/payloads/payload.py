@@ -26,7 +26,7 @@ from omni_jobs.payloads.prompt_embeds import PROMPT_EMBEDS, PromptEmbedsPayload
 from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, in_file_order, read_tensors, split_file
 from omni_jobs.payloads.tensor import Tensor
-from omni_jobs.payloads.wire_limits import WRITER_LIMITS, PayloadLimits
+from omni_jobs.payloads.wire_limits import MAX_TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -92,14 +92,14 @@ class Payload:
             named.append((PROMPT_EMBEDS, self.prompt_embeds.embeds))
         if self.additional_information is not None:
             named += flatten(self.additional_information.tensors)
-        if len(named) > WRITER_LIMITS.max_tensors:
-            raise PayloadTooLarge(f"{len(named)} tensors, at most {WRITER_LIMITS.max_tensors}", field=TENSORS)
+        if len(named) > MAX_TENSORS:
+            raise PayloadTooLarge(f"{len(named)} tensors, at most {MAX_TENSORS}", field=TENSORS)
         return in_file_order(named)
 
     # Decoding
 
     @classmethod
-    def open(cls, path: Path, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None) -> Payload:
+    def open(cls, path: Path, max_bytes: int, *, key: str | None = None, stage: str | None = None) -> Payload:
         """Map a payload's file into memory and decode it; the mapping lives as long as one of the tensors.
 
         Nobody may truncate or change the file meanwhile, because the tensors are views of it: a writer replaces it
@@ -112,28 +112,24 @@ class Payload:
                 mapped = map_file(fd, os.fstat(fd).st_size)
             finally:
                 os.close(fd)
-        return cls.decode(mapped, limits, key=key, stage=stage)
+        return cls.decode(mapped, max_bytes, key=key, stage=stage)
 
     @classmethod
-    def decode(
-        cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None, stage: str | None = None
-    ) -> Payload:
+    def decode(cls, buffer: Buffer, max_bytes: int, *, key: str | None = None, stage: str | None = None) -> Payload:
         """Return the payload that ``buffer`` holds, checked. Its tensors are views, which keep the buffer alive.
 
         Raises PayloadTooLarge or PayloadCorrupt, naming the field, ``key`` and ``stage``.
         """
         try:
-            header, data = split_file(buffer, limits)
+            header, data = split_file(buffer, max_bytes)
             metadata = _read_metadata(header.pop(METADATA, None))
             manifest = load_manifest(metadata[_MANIFEST])
-            tensors = read_tensors(
-                header, data, limits, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name)
-            )
+            tensors = read_tensors(header, data, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name))
             embeds = tensors.pop(PROMPT_EMBEDS, None)
             payload = cls(manifest, None if embeds is None else PromptEmbedsPayload(embeds, key=key, stage=stage))
             if _STRUCTURE in metadata or _VALUES in metadata:
                 entries = load_structure(metadata.get(_STRUCTURE, "{}"), tensors)
-                values = load_values(metadata.get(_VALUES, "{}"), limits)
+                values = load_values(metadata.get(_VALUES, "{}"))
                 information = AdditionalInformationPayload(entries, values, key=key, stage=stage)
                 payload = replace(payload, additional_information=information)
             if tensors:

@@ -14,7 +14,6 @@ from omni_jobs.payloads.header_json import check_text
 from omni_jobs.payloads.refusals import as_decode_error, brief
 from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_tensors, split_file
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
-from omni_jobs.payloads.wire_limits import PayloadLimits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,18 +55,18 @@ class PromptEmbedsPayload:
         return b"".join([encode_header([(PROMPT_EMBEDS, self.embeds)], None), self.embeds.data])
 
     @classmethod
-    def decode(cls, buffer: Buffer, limits: PayloadLimits, *, key: str | None = None) -> PromptEmbedsPayload:
+    def decode(cls, buffer: Buffer, max_bytes: int, *, key: str | None = None) -> PromptEmbedsPayload:
         """Return the embeddings of a client's safetensors file, checked: a view, which keeps the buffer alive.
 
         Raises PayloadTooLarge or PayloadCorrupt, naming the field ``prompt_embeds`` or one within it. The numbers are
         not checked here, because that reads every byte: see ``check_finite``.
         """
         try:
-            header, data = split_file(buffer, limits)
+            header, data = split_file(buffer, max_bytes)
             _check_metadata(header.pop(METADATA, {}))
             if PROMPT_EMBEDS not in header:
                 raise PayloadCorrupt("missing: the file has no tensor of that name", field=PROMPT_EMBEDS)
-            tensors = read_tensors(header, data, limits, is_name=PROMPT_EMBEDS.__eq__)
+            tensors = read_tensors(header, data, is_name=PROMPT_EMBEDS.__eq__)
             return cls(tensors[PROMPT_EMBEDS], key=key)
         except PayloadError as error:
             raise as_decode_error(error, key=key, within=PROMPT_EMBEDS) from error

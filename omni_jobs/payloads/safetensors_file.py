@@ -15,7 +15,7 @@ from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
 from omni_jobs.payloads.header_json import dump, load
 from omni_jobs.payloads.refusals import brief, over_limit
 from omni_jobs.payloads.tensor import ITEM_BYTES, Tensor, tensor_bytes
-from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS, PayloadLimits
+from omni_jobs.payloads.wire_limits import MAX_EXTENT, MAX_HEADER_BYTES, MAX_TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,27 +45,27 @@ def encode_header(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, 
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     encoded = dump(header, "header").encode()
     length = -(-len(encoded) // _ALIGNMENT) * _ALIGNMENT
-    if length > WRITER_LIMITS.max_header_bytes:
-        raise PayloadTooLarge(f"{length} bytes, at most {WRITER_LIMITS.max_header_bytes}", field="header")
+    if length > MAX_HEADER_BYTES:
+        raise PayloadTooLarge(f"{length} bytes, at most {MAX_HEADER_BYTES}", field="header")
     return length.to_bytes(_LENGTH_BYTES, "little") + encoded.ljust(length)
 
 
 # Reading, in the order of the file's bytes
 
 
-def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], memoryview]:
+def split_file(buffer: Buffer, max_bytes: int) -> tuple[dict[str, Any], memoryview]:
     """Return a safetensors file's parsed header and a read-only view of the tensors' bytes after it.
 
-    Checks no tensor. Raises PayloadTooLarge above ``limits`` or 512 levels of JSON, PayloadCorrupt for other faults.
+    Checks no tensor. Raises PayloadTooLarge above ``max_bytes`` or 512 levels of JSON, PayloadCorrupt for other faults.
     """
     file = memoryview(buffer).cast("B").toreadonly()
-    if file.nbytes > limits.max_bytes:
-        raise PayloadTooLarge(over_limit(file.nbytes, limits.max_bytes), field="size")
+    if file.nbytes > max_bytes:
+        raise PayloadTooLarge(over_limit(file.nbytes, max_bytes), field="size")
     if file.nbytes < _LENGTH_BYTES:
         raise PayloadCorrupt(f"{file.nbytes} bytes are not even a header's length", field="header")
     length = int.from_bytes(file[:_LENGTH_BYTES], "little")
-    if length > limits.max_header_bytes:
-        raise PayloadTooLarge(over_limit(length, limits.max_header_bytes), field="header")
+    if length > MAX_HEADER_BYTES:
+        raise PayloadTooLarge(over_limit(length, MAX_HEADER_BYTES), field="header")
     end = _LENGTH_BYTES + length
     if end > file.nbytes:
         raise PayloadCorrupt(f"truncated: {file.nbytes} bytes, the header alone ends at {end}", field="header")
@@ -77,16 +77,14 @@ def split_file(buffer: Buffer, limits: PayloadLimits) -> tuple[dict[str, Any], m
     return header, file[end:]
 
 
-def read_tensors(
-    header: Mapping[str, Any], data: memoryview, limits: PayloadLimits, *, is_name: Callable[[str], bool]
-) -> dict[str, Tensor]:
+def read_tensors(header: Mapping[str, Any], data: memoryview, *, is_name: Callable[[str], bool]) -> dict[str, Tensor]:
     """Check every tensor of a header; return them by name: views of ``data``, which they cover exactly.
 
     ``header`` is the parsed header without its metadata; ``is_name`` says whether a tensor may have a name. Raises
     PayloadTooLarge for too many tensors, and PayloadCorrupt for other faults.
     """
-    if len(header) > limits.max_tensors:
-        raise PayloadTooLarge(f"{len(header)} tensors, at most {limits.max_tensors}", field="tensors")
+    if len(header) > MAX_TENSORS:
+        raise PayloadTooLarge(f"{len(header)} tensors, at most {MAX_TENSORS}", field="tensors")
     for name in header:
         if not is_name(name):
             raise PayloadCorrupt(f"no tensor may be called {brief(name)} here", field="header")
@@ -95,7 +93,7 @@ def read_tensors(
     covered = 0
     for start, end, name in placed:
         entry = header[name]
-        needed = _read_tensor_bytes(name, entry, limits)
+        needed = _read_tensor_bytes(name, entry)
         if start != covered:
             fault = "overlaps the tensor before it" if start < covered else "leaves a gap before it"
             raise PayloadCorrupt(f"{fault}: starts at {start}, not {covered}", field=f"{name}.data_offsets")
@@ -132,10 +130,10 @@ def _read_offsets(name: str, entry: object) -> tuple[int, int]:
     return start, end
 
 
-def _read_tensor_bytes(name: str, entry: dict[str, Any], limits: PayloadLimits) -> int:
+def _read_tensor_bytes(name: str, entry: dict[str, Any]) -> int:
     if not isinstance(entry["shape"], list):
         raise PayloadCorrupt("not a list", field=f"{name}.shape")
     try:
-        return tensor_bytes(entry["dtype"], entry["shape"], max_rank=limits.max_rank)
+        return tensor_bytes(entry["dtype"], entry["shape"])
     except PayloadError as error:
         raise PayloadCorrupt(error.message, field=f"{name}.{error.field}") from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_jobs.errors import PayloadError
 from omni_jobs.payloads.refusals import brief
-from omni_jobs.payloads.wire_limits import MAX_EXTENT, WRITER_LIMITS
+from omni_jobs.payloads.wire_limits import MAX_EXTENT, MAX_RANK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Tensor:
     data: memoryview
 
     def __post_init__(self) -> None:
-        needed = tensor_bytes(self.dtype, self.shape, max_rank=WRITER_LIMITS.max_rank)
+        needed = tensor_bytes(self.dtype, self.shape)
         if needed != self.data.nbytes:
             raise PayloadError(f"{self.data.nbytes} bytes where dtype and shape need {needed}", field="data")
         if self.data.format != "B" or self.data.ndim != 1 or not self.data.c_contiguous:
@@ -103,16 +103,16 @@ class Tensor:
         return True
 
 
-def tensor_bytes(dtype: object, shape: Sequence[object], *, max_rank: int) -> int:
+def tensor_bytes(dtype: object, shape: Sequence[object]) -> int:
     """Return the size in bytes of a tensor of this dtype and shape, both of which may come from a foreign file.
 
     Raises PayloadError, naming the field ``dtype`` or ``shape``, for a dtype that is not allowed, more than
-    ``max_rank`` dimensions, a dimension that is no size, or a product that does not fit 64 bits.
+    8 dimensions, a dimension that is no size, or a product that does not fit 64 bits.
     """
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise PayloadError(f"{brief(dtype)} is not an allowed dtype", field="dtype")
-    if len(shape) > max_rank:
-        raise PayloadError(f"rank {len(shape)}, at most {max_rank}", field="shape")
+    if len(shape) > MAX_RANK:
+        raise PayloadError(f"rank {len(shape)}, at most {MAX_RANK}", field="shape")
     extent = count = ITEM_BYTES[dtype]
     for size in shape:
         if type(size) is not int or size < 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omni_jobs.errors import InvalidRequest, PayloadError
-from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
+from omni_jobs.payloads import PromptEmbedsPayload
 
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
@@ -24,7 +24,7 @@ def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stag
     if renderer is None:
         raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")
     try:
-        payload = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data)))
+        payload = PromptEmbedsPayload.decode(data, len(data))
         tokens, hidden_size = payload.embeds.shape
         if payload.embeds.dtype not in _DTYPES:
             known = ", ".join(sorted(_DTYPES))

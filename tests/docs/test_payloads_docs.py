@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.payloads import PayloadLimits
+from omni_jobs.payloads import wire_limits
 from omni_jobs.payloads.tensor import ITEM_BYTES
 from tests.fuzz.answers import LONGEST_S, PEAK_BYTES, PEAK_PER_BYTE
 
@@ -27,12 +27,11 @@ def test_the_dtypes_are_complete() -> None:
     assert set(shown[1].split()) == ITEM_BYTES.keys()
 
 
-def test_the_limits_are_the_defaults() -> None:
-    limits = PayloadLimits(max_bytes=0)
-    assert f"header's length ({limits.max_header_bytes >> 20} MiB)" in TEXT
-    assert f"rank (at most {limits.max_rank})" in TEXT
-    assert f"how many (at most {limits.max_tensors})" in TEXT
-    assert f"size ({limits.max_values_bytes >> 10} KiB), depth ({limits.max_values_depth})" in TEXT
+def test_the_limits_are_those_of_the_code() -> None:
+    assert f"header's length ({wire_limits.MAX_HEADER_BYTES >> 20} MiB)" in TEXT
+    assert f"rank (at most {wire_limits.MAX_RANK})" in TEXT
+    assert f"how many (at most {wire_limits.MAX_TENSORS})" in TEXT
+    assert f"size ({wire_limits.MAX_VALUES_BYTES >> 10} KiB), depth ({wire_limits.MAX_VALUES_DEPTH})" in TEXT
 
 
 def test_the_bounds_equal_the_fuzzers() -> None:

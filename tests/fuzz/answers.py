@@ -2,7 +2,7 @@
 
 - It answers with a payload, or with a PayloadCorrupt or a PayloadTooLarge that names field and key.
 - It takes at most ``PEAK_PER_BYTE`` bytes of memory per byte of the header it accepts to parse
-  (so at most that many times ``max_header_bytes``), and ``PEAK_BYTES``.
+  (so at most that many times ``MAX_HEADER_BYTES``), and ``PEAK_BYTES``.
 - It answers within ``LONGEST_S`` of CPU time.
 - What it accepts, any reader of safetensors reads as the same tensors; it is encoded to a file
   that decodes to the same payload and encodes to the same bytes.
@@ -17,11 +17,22 @@ from typing import Final
 import safetensors
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
-from omni_jobs.payloads import Payload, PayloadLimits, PromptEmbedsPayload, Tensor
+from omni_jobs.payloads import Payload, PromptEmbedsPayload, Tensor
+from omni_jobs.payloads.wire_limits import MAX_HEADER_BYTES
 
-__all__ = ["LIMITS", "LONGEST_S", "PEAK_BYTES", "PEAK_PER_BYTE", "Answer", "Broken", "Decoder", "answer", "peak_bound"]
+__all__ = [
+    "LONGEST_S",
+    "MAX_BYTES",
+    "PEAK_BYTES",
+    "PEAK_PER_BYTE",
+    "Answer",
+    "Broken",
+    "Decoder",
+    "answer",
+    "peak_bound",
+]
 
-LIMITS: Final = PayloadLimits(max_bytes=4 << 20)
+MAX_BYTES: Final = 4 << 20
 PEAK_PER_BYTE: Final = 64
 PEAK_BYTES: Final = 64 << 10
 LONGEST_S: Final = 2.0
@@ -36,8 +47,8 @@ class Decoder(Enum):
 
     def decode(self, data: bytes) -> Payload | PromptEmbedsPayload:
         if self is Decoder.PAYLOAD:
-            return Payload.decode(data, LIMITS, key=_KEY, stage="talker")
-        return PromptEmbedsPayload.decode(data, LIMITS, key=_KEY)
+            return Payload.decode(data, MAX_BYTES, key=_KEY, stage="talker")
+        return PromptEmbedsPayload.decode(data, MAX_BYTES, key=_KEY)
 
 
 class Broken(Exception):
@@ -64,7 +75,7 @@ class Answer:
 
 def peak_bound(data: bytes) -> int:
     """Bytes of memory that decoding may take."""
-    header = min(int.from_bytes(data[:8], "little"), len(data), LIMITS.max_header_bytes)
+    header = min(int.from_bytes(data[:8], "little"), len(data), MAX_HEADER_BYTES)
     return PEAK_BYTES + PEAK_PER_BYTE * header
 
 

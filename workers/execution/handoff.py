@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
 from omni_jobs.jobs import Claim, Completion, StoredArtifact
-from omni_jobs.payloads import Payload, PayloadLimits
+from omni_jobs.payloads import Payload
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
 from workers.runners.model_threads import ModelThreads
 from workers.stages.stage import Stage
@@ -50,9 +50,7 @@ class HandOff:
         self._worker_id = worker_id
         self._inline_bytes = inline_bytes
         self._on_broken = on_broken
-        self._limits = {
-            name: PayloadLimits(max_bytes=config.max_payload_bytes) for name, config in stage.pipeline.stages.items()
-        }
+        self._max_bytes = {name: config.max_payload_bytes for name, config in stage.pipeline.stages.items()}
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="hand-off")
         self._encoding = ModelThreads(_ENCODING_THREADS, stage.name)
@@ -82,14 +80,14 @@ class HandOff:
 
     def _read_payload(self, claim: Claim, stage: str, stored: ObjectRef | bytes | None) -> Payload:
         """Return the payload that a stage left. Raises PayloadCorrupt, also for one of another job, stage or kind."""
-        limits = self._limits[stage]
+        max_bytes = self._max_bytes[stage]
         if stored is None:
             raise PayloadCorrupt(f"stage {stage} left no payload", field=stage, stage=self._stage.name)
         if isinstance(stored, bytes):
-            payload = Payload.decode(stored, limits, stage=self._stage.name)
+            payload = Payload.decode(stored, max_bytes, stage=self._stage.name)
         else:
-            data = self._read(stored, stage, max_bytes=limits.max_bytes)
-            payload = Payload.decode(data, limits, key=stored.key, stage=self._stage.name)
+            data = self._read(stored, stage, max_bytes=max_bytes)
+            payload = Payload.decode(data, max_bytes, key=stored.key, stage=self._stage.name)
         due = {"job_id": claim.job_id, "stage": stage, "kind": self._stage.pipeline.stage(stage).produces}
         for name, value in due.items():
             if (found := getattr(payload.manifest, name)) != value:

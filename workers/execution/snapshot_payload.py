@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.jobs import Claim, StoredSnapshot
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from workers.stages.types import Snapshot, convert_tensors
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def encode_snapshot(snapshot: Snapshot, claim: Claim, origin: Mapping[str, Any])
 
 
 def decode_snapshot(
-    data: "Buffer", claim: Claim, stored: StoredSnapshot, origin: Mapping[str, Any], limits: PayloadLimits
+    data: "Buffer", claim: Claim, stored: StoredSnapshot, origin: Mapping[str, Any], max_bytes: int
 ) -> Snapshot:
     """Return a snapshot of the claim's stage run, whose object holds ``data``; its tensors are read-only views of it.
 
@@ -44,7 +44,7 @@ def decode_snapshot(
     """
     from workers.stages.tensors import to_torch
 
-    payload = Payload.decode(data, limits, key=stored.ref.key, stage=claim.stage)
+    payload = Payload.decode(data, max_bytes, key=stored.ref.key, stage=claim.stage)
     manifest, information = payload.manifest, payload.additional_information
     if information is None:
         raise PayloadCorrupt("it has no values", field="values")

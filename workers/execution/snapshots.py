@@ -29,7 +29,6 @@ from omni_jobs.errors import (
     StorageUnavailable,
 )
 from omni_jobs.jobs import Claim, Completion, NewSnapshot, StoredSnapshot
-from omni_jobs.payloads import PayloadLimits
 from omni_jobs.storage import ObjectRef, ObjectStore, snapshot_key
 from workers.execution.ledger import Ledger
 from workers.execution.snapshot_payload import decode_snapshot, encode_snapshot
@@ -131,7 +130,7 @@ class RunSnapshots:
         except ObjectCorrupt as error:  # the damage may have happened on the way
             logger.warning("read once more: %s", error)
             data = self._owner.store.read(stored.ref, max_bytes=most)
-        return decode_snapshot(data, self._claim, stored, origin, PayloadLimits(max_bytes=most))
+        return decode_snapshot(data, self._claim, stored, origin, most)
 
     def refuse(self, error: OmniJobsError) -> None:
         error.stage = error.stage or self._owner.stage

@@ -17,11 +17,11 @@ from typing import Any
 
 from omni_jobs.errors import ConfigError, PayloadCorrupt
 from omni_jobs.files import require_room
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from workers.stages.tensors import from_torch, is_tensor_tree, to_torch
 from workers.stages.types import convert_tensors
 
-_LIMITS = PayloadLimits(max_bytes=1 << 40)  # we are both writer and reader, and everything written must be readable
+_MAX_BYTES = 1 << 40  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
 _PREFIX = "omni-jobs-spool-"
 
@@ -64,7 +64,7 @@ class SpoolFiles:
 
         Raises PayloadError when the file is no payload, and StorageUnavailable when it cannot be read.
         """
-        information = Payload.open(self._path(name), _LIMITS, key=name).additional_information
+        information = Payload.open(self._path(name), _MAX_BYTES, key=name).additional_information
         if information is None:
             raise PayloadCorrupt("no additional information", field="additional_information", key=name)
         return {**information.values, **convert_tensors(information.tensors, to_torch)}

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from omni_jobs.jobs import StoredSnapshot
-from omni_jobs.payloads import Payload, PayloadLimits, PromptEmbedsPayload
+from omni_jobs.payloads import Payload, PromptEmbedsPayload
 from omni_jobs.storage import ObjectRef
 from tests.integration.execution.picture_bench import EMBEDS, GOOD, until, worker
 from tests.services.checkpoint import TinyCheckpoints
 from workers.stages.tensors import from_torch
 
-LIMITS = PayloadLimits(max_bytes=1 << 20)
+MAX_BYTES = 1 << 20
 
 
 class Damage(NamedTuple):
@@ -91,7 +91,7 @@ async def test_a_damaged_snapshot_is_named_and_the_job_begins_anew(
         await until(lambda: bench.ledger.snapshots)
         expected, taken = latents_of(bench.output()), bench.ledger.snapshots[0]
         data = bytes(bench.store.read(taken.ref, max_bytes=1 << 20))
-        stored = Payload.decode(data, LIMITS, key=taken.ref.key)
+        stored = Payload.decode(data, MAX_BYTES, key=taken.ref.key)
 
         async def warnings(ref: ObjectRef) -> list[Mapping[str, Any]]:
             await bench.run(upstream, StoredSnapshot(ref, taken.steps_done, 1))
@@ -119,7 +119,7 @@ async def test_a_damaged_snapshot_is_named_and_the_job_begins_anew(
 
 
 def latents_of(data: bytes) -> torch.Tensor:
-    information = Payload.decode(data, LIMITS).additional_information
+    information = Payload.decode(data, MAX_BYTES).additional_information
     assert information is not None
     return torch.from_numpy(information.tensor("latents").numpy().copy())
 

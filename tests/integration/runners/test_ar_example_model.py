@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from examples.tinted.tinted.tiny_checkpoint import HIDDEN, build_tiny_checkpoint
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
-from omni_jobs.payloads import Payload, PayloadLimits, Tensor
+from omni_jobs.payloads import Payload, Tensor
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
@@ -151,7 +151,7 @@ async def test_from_a_request_to_the_next_stages_input(tinted: Tinted) -> None:
     prompt = tinted.prompt("Hello there")
     tinted.check(output, prompt)
     sent = b"".join(tinted.llm.stage.payload_of(output, stage_input, attempt=1).buffers())
-    payload = Payload.decode(sent, PayloadLimits(max_bytes=len(sent)))
+    payload = Payload.decode(sent, len(sent))
     rows = len(prompt.prompt_token_ids) + len(output.token_ids) - 1
     made = tinted.summary_of(payload)
     assert isinstance(made, EchoPrompt)

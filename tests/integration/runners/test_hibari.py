@@ -15,7 +15,7 @@ pytest.importorskip("hibari")
 from numpy.typing import NDArray
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.stage_config import StageConfig
 from tests.spoken import hibari
 from workers.models.hibari.engine_settings import HibariEngine
@@ -107,7 +107,7 @@ def vocoder_prompt(output: OmniModelRunnerOutput, parameters: VocoderParameters,
         additional_information=AdditionalInformationPayload(tensors=tensors, values=output.values),
     )
     encoded = b"".join(payload.buffers())
-    read = Payload.decode(encoded, PayloadLimits(max_bytes=len(encoded)))
+    read = Payload.decode(encoded, len(encoded))
     stage_input = StageInput("job", {}, (), {"acoustic": read}, parameters, seed, capture=False)
     return Features2WaveProcessor(STAGE, None)(stage_input)
 

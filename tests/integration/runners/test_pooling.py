@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, PayloadCorrupt
-from omni_jobs.payloads import Payload, PayloadLimits, PromptEmbedsPayload, Tensor
+from omni_jobs.payloads import Payload, PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from tests.oracles.ar import quiet
@@ -214,7 +214,7 @@ async def test_from_a_request_to_the_next_stages_prompt(
     assert result.result == {"usage": {"encode": output.usage}}
     data = b"".join(result.payload.buffers())
 
-    payload = Payload.decode(data, PayloadLimits(max_bytes=len(data)), key="jobs/1", stage="answer")
+    payload = Payload.decode(data, len(data), key="jobs/1", stage="answer")
     assert payload.additional_information is not None
     width = payload.additional_information.tensor("negative_prompt_embeds", rank=2, finite=True).shape
     assert width == (len(negative), 64)

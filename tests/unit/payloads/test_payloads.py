@@ -23,13 +23,13 @@ from omni_jobs.payloads import (
     AdditionalInformationPayload,
     Manifest,
     Payload,
-    PayloadLimits,
     PromptEmbedsPayload,
     Tensor,
 )
+from omni_jobs.payloads.wire_limits import MAX_HEADER_BYTES, MAX_RANK, MAX_TENSORS, MAX_VALUES_BYTES
 
 MIB = 1 << 20
-LIMITS = PayloadLimits(max_bytes=16 * MIB)
+MAX_BYTES = 16 * MIB
 MANIFEST = Manifest("hidden_states", "job-0198", "thinker", 1)
 NUMPY_DTYPES = ["bool", "uint8", "int8", "uint16", "int16", "float16"] + [
     f"{kind}{bits}" for kind in ("uint", "int", "float") for bits in (32, 64)
@@ -68,9 +68,9 @@ def with_header(header: str | bytes, data: bytes = b"") -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded + data
 
 
-def refused(data: bytes, limits: PayloadLimits = LIMITS) -> PayloadError:
+def refused(data: bytes, max_bytes: int = MAX_BYTES) -> PayloadError:
     with pytest.raises(PayloadError) as raised:
-        Payload.decode(data, limits, key="jobs/job-0198/payloads/thinker/1", stage="talker")
+        Payload.decode(data, max_bytes, key="jobs/job-0198/payloads/thinker/1", stage="talker")
     error = raised.value
     assert isinstance(error, PayloadCorrupt | PayloadTooLarge)
     assert error.key == "jobs/job-0198/payloads/thinker/1"
@@ -125,7 +125,7 @@ payloads = st.builds(
 def test_round_trip(sent: Payload) -> None:
     data = written(sent)
     assert len(data) == sent.nbytes
-    received = Payload.decode(data, LIMITS)
+    received = Payload.decode(data, MAX_BYTES)
     assert received == sent
     assert written(received) == data
     # Any reader of safetensors sees the same tensors.
@@ -176,7 +176,7 @@ def test_decoding_copies_no_tensor() -> None:
     data = written(payload({"big": Tensor.from_numpy(np.zeros(8 * MIB, np.uint8))}))
     tracemalloc.start()
     try:
-        received = Payload.decode(data, LIMITS)
+        received = Payload.decode(data, MAX_BYTES)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -188,7 +188,7 @@ def test_decoding_copies_no_tensor() -> None:
 def test_any_script_passes_unharmed() -> None:
     text = '你好, مرحبا, नमस्ते, 🎉👩‍👩‍👧, \x00\x1f\x7f\u2028 "quoted" \\ e\u0301'
     sent = payload(text=text, nested={text: [text]})
-    assert Payload.decode(written(sent), LIMITS) == sent
+    assert Payload.decode(written(sent), MAX_BYTES) == sent
 
 
 def test_numpy_both_ways() -> None:
@@ -216,7 +216,7 @@ def test_a_mapping_lives_as_long_as_a_tensor_of_it(tmp_path: Path) -> None:
     path = tmp_path / "payload"
     sent = payload({"rows": Tensor.from_numpy(np.arange(100_000))})
     assert sent.write(path) == sent.nbytes == path.stat().st_size
-    received = Payload.open(path, LIMITS)
+    received = Payload.open(path, MAX_BYTES)
     assert received.additional_information is not None
     array = received.additional_information.tensor("rows").numpy()
     path.unlink()
@@ -228,27 +228,27 @@ def test_a_mapping_lives_as_long_as_a_tensor_of_it(tmp_path: Path) -> None:
 def test_writing_replaces_whole_files_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "payload"
     hidden_states().write(path)
-    before = Payload.open(path, LIMITS)
+    before = Payload.open(path, MAX_BYTES)
     payload(n=2).write(path)
     assert before == hidden_states()
-    assert Payload.open(path, LIMITS) == payload(n=2)
+    assert Payload.open(path, MAX_BYTES) == payload(n=2)
     assert os.listdir(tmp_path) == ["payload"]
 
 
 def test_files_that_are_not_there_or_too_large(tmp_path: Path) -> None:
     path = tmp_path / "payload"
     with pytest.raises(StorageUnavailable, match="no such file") as missing:
-        Payload.open(path, LIMITS, key="a/key")
+        Payload.open(path, MAX_BYTES, key="a/key")
     assert missing.value.key == "a/key"
     with pytest.raises(StorageUnavailable):
         hidden_states().write(tmp_path / "no" / "directory")
     with path.open("wb") as file:
         file.truncate(1 << 40)  # sparse: nothing may try to read it
     with pytest.raises(PayloadTooLarge, match="1099511627776 bytes"):
-        Payload.open(path, LIMITS)
+        Payload.open(path, MAX_BYTES)
     path.write_bytes(b"")
     with pytest.raises(PayloadCorrupt, match="0 bytes"):
-        Payload.open(path, LIMITS)
+        Payload.open(path, MAX_BYTES)
 
 
 # Faults, each named by its field
@@ -372,7 +372,7 @@ def test_tensors_and_structure_must_agree() -> None:
         return changed(lambda header: header["__metadata__"].update({"omni_jobs.structure": json.dumps(structure)}))
 
     both = {"hidden_states": None, "token_ids": None}
-    assert Payload.decode(restructured(both), LIMITS)
+    assert Payload.decode(restructured(both), MAX_BYTES)
     assert refused(restructured({"hidden_states": None})).field == "tensors.token_ids"
     assert refused(restructured(both | {"more": None})).field == "tensors.more"
     assert refused(restructured(both | {"more": 1})).field == "structure.more"
@@ -467,19 +467,23 @@ def test_wrong_values(values: str, field: str) -> None:
     assert error.field == field
 
 
-def test_limits_are_the_readers() -> None:
+def test_how_large_a_payload_may_be() -> None:
     data = written(hidden_states())
-    assert Payload.decode(data, replace(LIMITS, max_bytes=len(data)))
-    for limits, field in (
-        (replace(LIMITS, max_bytes=len(data) - 1), "size"),
-        (replace(LIMITS, max_header_bytes=64), "header"),
-        (replace(LIMITS, max_tensors=1), "tensors"),
-        (replace(LIMITS, max_values_bytes=5), "values"),
+    assert Payload.decode(data, len(data))
+    values = json.dumps({"x": "y" * MAX_VALUES_BYTES})
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [72, 72]}
+    more = {f"tensors.more.{number}": empty for number in range(MAX_TENSORS)}
+    for large, max_bytes, field in (
+        (data, len(data) - 1, "size"),
+        (with_header(" " * (MAX_HEADER_BYTES + 1)), MAX_BYTES, "header"),
+        (changed(lambda header: header.update(more)), MAX_BYTES, "tensors"),
+        (changed(lambda header: header["__metadata__"].update({"omni_jobs.values": values})), MAX_BYTES, "values"),
     ):
-        error = refused(data, limits)
+        error = refused(large, max_bytes)
         assert isinstance(error, PayloadTooLarge)
         assert error.field == field
-    assert refused(data, replace(LIMITS, max_rank=1)).field == "tensors.hidden_states.shape"
+    deep = changed(lambda header: header["tensors.hidden_states"].update(shape=[3, 4, *[1] * (MAX_RANK - 1)]))
+    assert refused(deep).field == "tensors.hidden_states.shape"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -491,7 +495,7 @@ def test_a_reader_asks_for_finite_numbers(value: float) -> None:
         PromptEmbedsPayload(Tensor.from_numpy(rows)),
         AdditionalInformationPayload({"spoiled": Tensor.from_numpy(rows), "ids": Tensor.from_numpy(np.arange(3))}),
     )
-    received = Payload.decode(written(sent), LIMITS, key="jobs/1", stage="draw")
+    received = Payload.decode(written(sent), MAX_BYTES, key="jobs/1", stage="draw")
     assert received.prompt_embeds is not None
     assert received.additional_information is not None
     information = received.additional_information
@@ -508,7 +512,7 @@ def test_a_reader_asks_for_finite_numbers(value: float) -> None:
 
 def test_a_bool_that_is_neither() -> None:
     sent = payload({"mask": Tensor.from_numpy(np.array([True, False, True]))})
-    assert Payload.decode(written(sent), LIMITS) == sent
+    assert Payload.decode(written(sent), MAX_BYTES) == sent
     assert refused(written(sent)[:-1] + b"\x02").field == "tensors.mask"
 
 
@@ -554,7 +558,7 @@ def test_what_a_writer_refuses() -> None:
 
 def test_readers_ask_for_what_they_need() -> None:
     data = written(hidden_states())
-    found = Payload.decode(data, LIMITS, key="k", stage="talker").additional_information
+    found = Payload.decode(data, MAX_BYTES, key="k", stage="talker").additional_information
     assert found is not None
     assert found.tensor("hidden_states", rank=2, dtypes=FLOAT_DTYPES).shape == (3, 4)
     assert found.value("voice", str) == "Chelsie"

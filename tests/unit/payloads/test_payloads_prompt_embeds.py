@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError, PayloadTooLarge
-from omni_jobs.payloads import Manifest, Payload, PayloadLimits, PromptEmbedsPayload, Tensor
+from omni_jobs.payloads import Manifest, Payload, PromptEmbedsPayload, Tensor
 from workers.stages.tensors import from_torch
 
-LIMITS = PayloadLimits(max_bytes=1 << 24)
+MAX_BYTES = 1 << 24
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 ENTRY = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
 
@@ -26,9 +26,9 @@ def with_header(header: object, data: bytes = ROWS.tobytes()) -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded + data
 
 
-def refused(data: bytes, limits: PayloadLimits = LIMITS) -> PayloadError:
+def refused(data: bytes, max_bytes: int = MAX_BYTES) -> PayloadError:
     with pytest.raises(PayloadError) as raised:
-        PromptEmbedsPayload.decode(data, limits, key="uploads/1")
+        PromptEmbedsPayload.decode(data, max_bytes, key="uploads/1")
     assert isinstance(raised.value, PayloadCorrupt | PayloadTooLarge)
     assert raised.value.key == "uploads/1"
     return raised.value
@@ -39,14 +39,14 @@ def refused(data: bytes, limits: PayloadLimits = LIMITS) -> PayloadError:
 def test_what_safetensors_writes_is_read(dtype: str, metadata: dict[str, str] | None, tmp_path: Path) -> None:
     rows = ROWS.astype(dtype)
     safetensors.numpy.save_file({"prompt_embeds": rows}, tmp_path / "embeds", metadata)
-    received = PromptEmbedsPayload.decode((tmp_path / "embeds").read_bytes(), LIMITS)
+    received = PromptEmbedsPayload.decode((tmp_path / "embeds").read_bytes(), MAX_BYTES)
     assert np.array_equal(received.embeds.numpy(), rows)
     assert received.embeds.numpy().dtype == rows.dtype
 
 
 def test_what_torch_writes_is_read() -> None:
     rows = torch.arange(12).reshape(3, 4).to(torch.bfloat16)
-    received = PromptEmbedsPayload.decode(safetensors.torch.save({"prompt_embeds": rows}), LIMITS)
+    received = PromptEmbedsPayload.decode(safetensors.torch.save({"prompt_embeds": rows}), MAX_BYTES)
     assert (received.embeds.dtype, received.embeds.shape) == ("BF16", (3, 4))
     assert bytes(received.embeds.data) == rows.view(torch.uint8).numpy().tobytes()
 
@@ -56,14 +56,14 @@ def test_what_is_encoded_is_what_safetensors_writes(array: np.ndarray[Any, Any])
     encoded = PromptEmbedsPayload.from_numpy(array).encode()
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     assert encoded == safetensors.numpy.save({"prompt_embeds": plain})
-    assert np.array_equal(PromptEmbedsPayload.decode(encoded, LIMITS).embeds.numpy(), array)
+    assert np.array_equal(PromptEmbedsPayload.decode(encoded, MAX_BYTES).embeds.numpy(), array)
 
 
 def test_decoding_copies_nothing() -> None:
     encoded = PromptEmbedsPayload.from_numpy(np.zeros((1 << 10, 1 << 11), np.float32)).encode()
     tracemalloc.start()
     try:
-        received = PromptEmbedsPayload.decode(encoded, LIMITS)
+        received = PromptEmbedsPayload.decode(encoded, MAX_BYTES)
         received.check_finite()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -110,8 +110,8 @@ def test_files_that_are_not_safetensors(data: bytes) -> None:
 
 def test_limits() -> None:
     data = with_header({"prompt_embeds": ENTRY})
-    assert PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data)))
-    error = refused(data, PayloadLimits(max_bytes=len(data) - 1))
+    assert PromptEmbedsPayload.decode(data, len(data))
+    error = refused(data, len(data) - 1)
     assert isinstance(error, PayloadTooLarge)
     assert error.field == "prompt_embeds.size"
     error = refused((1 << 40).to_bytes(8, "little") + data)
@@ -122,7 +122,7 @@ def test_limits() -> None:
 def test_a_payload_with_embeddings_alone_is_such_a_file() -> None:
     sent = PromptEmbedsPayload.from_numpy(ROWS)
     data = b"".join(Payload(Manifest("embeds", "job-1", "first", 1), sent).buffers())
-    assert PromptEmbedsPayload.decode(data, LIMITS) == sent
+    assert PromptEmbedsPayload.decode(data, MAX_BYTES) == sent
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -17,13 +17,12 @@ from omni_jobs.payloads import (
     AdditionalInformationPayload,
     Manifest,
     Payload,
-    PayloadLimits,
     PromptEmbedsPayload,
     Tensor,
 )
 
 GIB = 1 << 30
-LIMITS = PayloadLimits(max_bytes=16 << 20)
+MAX_BYTES = 16 << 20
 MANIFEST = Manifest("hidden_states", "job-0198", "thinker", 1)
 NAMES = ["bool", "float16", "float32", "float64"] + [
     f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
@@ -33,7 +32,7 @@ WIDE = {"F32": 4, "F64": 8, "BF16": 2, "U8": 1}
 
 def round_trip(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     sent = Payload(MANIFEST, None, AdditionalInformationPayload({"x": Tensor.from_numpy(array)}))
-    received = Payload.decode(b"".join(sent.buffers()), LIMITS).additional_information
+    received = Payload.decode(b"".join(sent.buffers()), MAX_BYTES).additional_information
     assert received is not None
     return received.tensor("x").numpy()
 
@@ -107,17 +106,17 @@ def test_bytes_at_any_address() -> None:
         assert same(round_trip(array), array)
     sent = Payload(MANIFEST, PromptEmbedsPayload.from_numpy(np.arange(6.0).reshape(2, 3)))
     shifted = memoryview(b"\x00" + b"".join(sent.buffers()))[1:]
-    assert Payload.decode(shifted, LIMITS) == sent
+    assert Payload.decode(shifted, MAX_BYTES) == sent
 
 
 def test_structures_of_many_tensors() -> None:
     rows = [Tensor.from_numpy(np.full(index % 5, index, np.int16)) for index in range(1000)]
     for tensors in ({"list": rows}, {f"t{index}": row for index, row in enumerate(rows)}):
         sent = Payload(MANIFEST, None, AdditionalInformationPayload(tensors))
-        assert Payload.decode(b"".join(sent.buffers()), LIMITS) == sent
+        assert Payload.decode(b"".join(sent.buffers()), MAX_BYTES) == sent
     members = {f"m{index}": row for index, row in enumerate(rows[:500])}
     both = Payload(MANIFEST, None, AdditionalInformationPayload({"dict": members, "list": rows[:500], "empty": {}}))
-    assert Payload.decode(b"".join(both.buffers()), LIMITS) == both
+    assert Payload.decode(b"".join(both.buffers()), MAX_BYTES) == both
 
 
 # Sizes beyond memory: a sparse file has a length and no bytes; a tensor's view repeats one byte
@@ -159,12 +158,12 @@ def manifest() -> str:
     ids=str,
 )
 def test_around_4_gib(dtype: str, shape: list[int], tmp_path: Path) -> None:
-    limits = PayloadLimits(max_bytes=1 << 41)
+    max_bytes = 1 << 41
     size = int(np.prod(shape, dtype=object)) * WIDE[dtype]
     path = sparse(tmp_path / "payload", {"a": (dtype, shape), "z": ("U8", [3])})
     tracemalloc.start()
     try:
-        received = Payload.open(path, limits).additional_information
+        received = Payload.open(path, max_bytes).additional_information
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -176,11 +175,11 @@ def test_around_4_gib(dtype: str, shape: list[int], tmp_path: Path) -> None:
     with safetensors.safe_open(path, framework="numpy") as theirs:
         assert theirs.get_slice("tensors.a").get_shape() == shape
     with pytest.raises(PayloadTooLarge):
-        Payload.open(path, PayloadLimits(max_bytes=size))
+        Payload.open(path, size)
     for missing in (1, 4 * GIB):
         if missing < size:
             with pytest.raises(PayloadCorrupt, match="truncated"):
-                Payload.open(sparse(tmp_path / "short", {"a": (dtype, shape)}, missing=missing), limits)
+                Payload.open(sparse(tmp_path / "short", {"a": (dtype, shape)}, missing=missing), max_bytes)
 
 
 @pytest.mark.parametrize("wrapped", [2**32, 2**33, 2**62, 2**63 - 1])
@@ -194,7 +193,7 @@ def test_offsets_that_would_wrap(wrapped: int, tmp_path: Path) -> None:
         encoded = json.dumps(header).encode()
         encoded = encoded.ljust(-(-len(encoded) // 8) * 8)
         with pytest.raises(PayloadCorrupt):
-            Payload.decode(len(encoded).to_bytes(8, "little") + encoded + bytes(16), LIMITS)
+            Payload.decode(len(encoded).to_bytes(8, "little") + encoded + bytes(16), MAX_BYTES)
 
 
 @pytest.mark.parametrize("size", [4 * GIB - 1, 4 * GIB, 4 * GIB + 1, 1 << 40])

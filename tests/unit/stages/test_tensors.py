@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_jobs.errors import PayloadError
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PayloadLimits, Tensor
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from workers.stages.tensors import from_torch, to_torch
 
-LIMITS = PayloadLimits(max_bytes=1 << 24)
+MAX_BYTES = 1 << 24
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.float16, torch.bfloat16] + [
     getattr(torch, f"{kind}{bits}") for kind in ("uint", "int") for bits in (16, 32, 64)
 ]
@@ -32,7 +32,7 @@ def test_every_dtype_both_ways(dtype: torch.dtype, shape: tuple[int, ...], tmp_p
         Manifest("bytes", "job-1", "first", 1), None, AdditionalInformationPayload({"x": from_torch(tensor)})
     )
     sent.write(tmp_path / "payload")
-    received = Payload.open(tmp_path / "payload", LIMITS)
+    received = Payload.open(tmp_path / "payload", MAX_BYTES)
     assert received.additional_information is not None
     again = to_torch(received.additional_information.tensor("x"))
     assert again.dtype == dtype
@@ -57,7 +57,7 @@ def test_the_bytes_live_as_long_as_the_tensor(tmp_path: Path) -> None:
     Payload(Manifest("bytes", "job-1", "first", 1), None, AdditionalInformationPayload({"rows": rows})).write(path)
 
     def load() -> torch.Tensor:
-        found = Payload.open(path, LIMITS).additional_information
+        found = Payload.open(path, MAX_BYTES).additional_information
         assert found is not None
         return to_torch(found.tensor("rows"))
 
@@ -73,10 +73,10 @@ def test_a_change_in_place_stays_ours(tmp_path: Path) -> None:
     path = tmp_path / "payload"
     zeros = from_torch(torch.zeros(4096))
     Payload(Manifest("bytes", "job-1", "first", 1), None, AdditionalInformationPayload({"x": zeros})).write(path)
-    found = Payload.open(path, LIMITS).additional_information
+    found = Payload.open(path, MAX_BYTES).additional_information
     assert found is not None
     to_torch(found.tensor("x")).add_(1)
-    fresh = Payload.open(path, LIMITS).additional_information
+    fresh = Payload.open(path, MAX_BYTES).additional_information
     assert fresh is not None
     assert to_torch(fresh.tensor("x")).sum() == 0
 
@@ -110,7 +110,7 @@ def test_any_view_comes_back_bit_for_bit(tensor: torch.Tensor) -> None:
     sent = Payload(
         Manifest("bytes", "job-1", "first", 1), None, AdditionalInformationPayload({"x": from_torch(tensor)})
     )
-    received = Payload.decode(b"".join(sent.buffers()), LIMITS).additional_information
+    received = Payload.decode(b"".join(sent.buffers()), MAX_BYTES).additional_information
     assert received is not None
     again = to_torch(received.tensor("x"))
     assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)

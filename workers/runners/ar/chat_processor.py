@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_jobs.errors import ModelError
-from omni_jobs.payloads import PayloadLimits, PromptEmbedsPayload
+from omni_jobs.payloads import PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.renderers import load_renderer
@@ -59,7 +59,7 @@ class ChatProcessor:
 
     def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
-        embeds = PromptEmbedsPayload.decode(data, PayloadLimits(max_bytes=len(data))).embeds
+        embeds = PromptEmbedsPayload.decode(data, len(data)).embeds
         if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
             raise ModelError(
                 f"rows of {embeds.shape[1]}, not {self._renderer.hidden_size}", field="prompt_embeds.shape"
