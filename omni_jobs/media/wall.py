@@ -56,9 +56,10 @@ class MediaBudget:
 class MediaWall:
     """A context manager that has media read by decoders, for an API server's intake or a worker. Safe for threads.
 
-    The first medium starts the decoders, and ``close`` ends them. Methods raise InvalidRequest for a medium that does
-    not decode, RequestTooLarge beyond limits or budget, DecodersUnavailable if the wall is closed, broken or short of
-    memory, or a submit's medium finds no free decoder in time.
+    The first medium starts the decoders, and ``close`` ends them. Methods that take a medium raise InvalidRequest for
+    one that does not decode or ends its decoder, RequestTooLarge for one beyond the limits, its budget or its time, and
+    DecodersUnavailable if the wall is closed, broken or short of memory, or a submit's medium finds no free decoder
+    within ``decoders_wait_s`` or too many that wait.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -90,11 +91,7 @@ class MediaWall:
         return MediaBudget(self._probe_limit_s)
 
     def header(self, kind: Kind, data: bytes | memoryview, budget: MediaBudget) -> MediaInfo:
-        """Return the MediaInfo that a medium's header states, or a lower bound where it states no size; decode nothing.
-
-        Raise InvalidRequest, also where the medium ends its decoder, RequestTooLarge, also once ``budget`` is spent,
-        and DecodersUnavailable, also where no decoder is free within ``decoders_wait_s`` or too many media wait.
-        """
+        """Return what a medium's header states, or a lower bound where it states no size; decode nothing."""
         return self._measure(kind, data, "header", {}, budget)
 
     def probe(
@@ -103,8 +100,6 @@ class MediaWall:
         """Decode as much of a medium as is needed to know its sizes, and return them as a MediaInfo.
 
         Of sound, not much more than ``enough_s`` seconds are decoded, because the model takes no more.
-        Raise InvalidRequest, also where the medium ends its decoder, RequestTooLarge, also once ``budget`` is spent,
-        and DecodersUnavailable, also where no decoder is free within ``decoders_wait_s`` or too many media wait.
         """
         return self._measure(kind, data, "probe", {"enough_s": enough_s} if kind == "audio" else {}, budget)
 
@@ -122,11 +117,7 @@ class MediaWall:
     # For a stage run: samples and pixels. It waits for a decoder without a limit, because its worker gave it a slot.
 
     def decode_audio(self, data: bytes | memoryview, sampling_rate: int = SAMPLING_RATE) -> np.ndarray[Any, Any]:
-        """Decode a sound in a decoder; return float32 [T], full scale 1, mono at ``sampling_rate`` Hz.
-
-        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
-        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
-        """
+        """Decode a sound in a decoder; return float32 [T], full scale 1, mono at ``sampling_rate`` Hz."""
         import numpy as np
 
         max_bytes = 4 * math.ceil((self._limits["max_audio_s"] + 1) * sampling_rate)
@@ -137,9 +128,6 @@ class MediaWall:
         """Decode an image in a decoder; return a Pillow image: RGB in sRGB, upright, on white where it is transparent.
 
         With ``keeps_opacity`` an image that is transparent somewhere is RGBA.
-
-        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
-        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
         """
         from PIL import Image
 
@@ -151,11 +139,7 @@ class MediaWall:
             return Image.frombytes(mode, (width, height), memoryview(read(len(mode) * width * height)))
 
     def decode_video(self, data: bytes | memoryview) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-        """Decode a video in a decoder; return its sampled frames, uint8 [F, H, W, 3] RGB, and vLLM's metadata of them.
-
-        Wait for a free decoder without a limit. Raise InvalidRequest, also where the medium ends its decoder,
-        RequestTooLarge, also where decoding takes too long, and DecodersUnavailable if the wall is closed or broken.
-        """
+        """Decode a video in a decoder; return its sampled frames, uint8 [F, H, W, 3] RGB, and vLLM's metadata."""
         import numpy as np
 
         from omni_jobs.media.video import MAX_FRAME_PIXELS, MAX_FRAMES

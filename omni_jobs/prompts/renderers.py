@@ -76,6 +76,38 @@ class PromptRenderer(Protocol):
         """Return how many tokens the prompt of a job of these stages may have at most, with room for a reply."""
 
 
+class TokenlessRenderer:
+    """A base of ``PromptRenderer``: its prompt is a sound, a picture or a text of any length.
+
+    A subclass has ``check``, which says what of a request the model needs.
+    """
+
+    max_model_len = 1
+    hidden_size = 0  # it takes no embeddings
+    longest_audio_s = None
+
+    def __init__(self, model_dir: Path) -> None:
+        """Do nothing: no file of the checkpoint is needed to check a request."""
+
+    @classmethod
+    def takes(cls, config: Mapping[str, Any]) -> bool:
+        return False  # its checkpoints have no config.json
+
+    def render(self, request: Mapping[str, Any]) -> str:
+        """Return nothing: the prompt has no text, or none that goes to the engine as it is."""
+        return ""
+
+    def encode(self, request: Mapping[str, Any]) -> None:
+        """Return None: there are no tokens."""
+
+    def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
+        """Return 0. A subclass may check the media here."""
+        return 0
+
+    def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
+        return self.max_model_len
+
+
 @runtime_checkable
 class ParametersRenderer(Protocol):
     """A prompt renderer whose checkpoint decides what a job may set for the stage that reads the request."""

@@ -16,7 +16,7 @@ from omni_jobs.new_job import NewJob, NewMedium, NewStage, new_job_id
 from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.priority import Priority
 from omni_jobs.prompts.renderers import ParametersRenderer, PromptRenderer, Renderers, renderer_errors
-from omni_jobs.requests.content import Contents, check_input_pixels, measure
+from omni_jobs.requests.content import Contents, check_embeds, check_input_pixels, measure
 from omni_jobs.requests.cost import cost_of, estimated_tokens
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import canonical
@@ -69,8 +69,6 @@ def admit(
     }
     admitted |= outputs | ({"previews": True} if request.previews else {})
     if embeds is not None:
-        from omni_jobs.requests.embeds import check_embeds  # loads numpy, which no other request needs
-
         admitted["prompt_embeds"] = {"media": 0}
         with renderer_errors(pipeline.name):
             prompt_tokens: float = check_embeds(embeds, renderer, stages)

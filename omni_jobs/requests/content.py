@@ -1,4 +1,4 @@
-"""The contents of a request's messages: text stays, media are read and measured behind the wall."""
+"""The contents of a request: text stays, media are read and measured behind the wall, embeddings are checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import InvalidInput, InvalidRequest, RequestTooLarge
+from omni_jobs.errors import InvalidInput, InvalidRequest, PayloadError, RequestTooLarge
 from omni_jobs.media.formats import Kind
 from omni_jobs.media.info import ImageInfo
 from omni_jobs.media.wall import MediaWall
@@ -16,7 +16,10 @@ from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
     from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+    from omni_jobs.prompts.renderers import PromptRenderer
     from omni_jobs.settings import Settings
+
+_EMBEDS = frozenset({"F16", "BF16", "F32"})  # the dtypes that embeddings may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +142,32 @@ def check_input_pixels(stage: StageConfig, medium: Medium, info: MediaInfo) -> N
         kind = InvalidRequest if at_least is not None and pixels < at_least else RequestTooLarge
         found = f"the picture has {info.width}×{info.height} pixels, and {INPUT_PIXELS} {problem}"
         raise kind(f"{found} (a limit of this pipeline)", field=medium.field)
+
+
+def check_embeds(data: bytes | memoryview, renderer: PromptRenderer | None, stages: Sequence[StageConfig]) -> int:
+    """Check embeddings that stand in place of a prompt: a safetensors file with one tensor, ``prompt_embeds``.
+
+    Return the number of its tokens. Raises InvalidRequest without a renderer, and unless it has the shape [tokens,
+    hidden size] and the dtype F16, BF16 or F32, fits the model in size and length, and holds only finite values.
+    """
+    from omni_jobs.payloads import PromptEmbedsPayload  # loads numpy, which no other request needs
+
+    if renderer is None:
+        raise InvalidRequest("this pipeline has no model to read them", field="prompt_embeds")
+    try:
+        payload = PromptEmbedsPayload.decode(data, len(data))
+        tokens, hidden_size = payload.embeds.shape
+        if payload.embeds.dtype not in _EMBEDS:
+            known = ", ".join(sorted(_EMBEDS))
+            raise InvalidRequest(f"{payload.embeds.dtype}, not one of {known}", field="prompt_embeds.dtype")
+        if hidden_size != renderer.hidden_size:
+            raise InvalidRequest(
+                f"rows of {hidden_size}; the model's hidden size is {renderer.hidden_size}", field="prompt_embeds.shape"
+            )
+        limit = renderer.prompt_limit(stages)
+        if not 1 <= tokens <= limit:
+            raise InvalidRequest(f"{tokens} tokens; the model takes 1 to {limit}", field="prompt_embeds.shape")
+        payload.check_finite()
+        return tokens
+    except PayloadError as error:
+        raise InvalidRequest(error.message, field=error.field or "prompt_embeds") from None

@@ -5,7 +5,7 @@ from typing import Any
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.prompts.messages import last_user_text
-from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
+from omni_jobs.prompts.renderers import TokenlessRenderer
 from workers.models.hibari.speakable import check_speakable
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.info import ImageInfo
 from omni_jobs.prompts.messages import picture_parts
-from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
+from omni_jobs.prompts.renderers import TokenlessRenderer
 from workers.models.upscale.networks import MOST_PIXELS, SCALE
 
 if TYPE_CHECKING:

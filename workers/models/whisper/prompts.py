@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
 from omni_jobs.prompts.messages import parts_of
-from omni_jobs.prompts.tokenless_renderer import TokenlessRenderer
+from omni_jobs.prompts.renderers import TokenlessRenderer
 from workers.models.whisper.languages import languages_of, refusal
 from workers.models.whisper.parameters import WhisperParameters
 
