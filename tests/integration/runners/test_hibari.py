@@ -19,10 +19,10 @@ from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, 
 from omni_jobs.pipelines.stage_config import StageConfig
 from tests.spoken import hibari
 from workers.models.hibari.engine_settings import HibariEngine
-from workers.models.hibari.features2wave import Features2WaveProcessor
 from workers.models.hibari.hibari_prompts import SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.hibari_runner import HibariRunner
 from workers.models.hibari.parameters import AcousticParameters, VocoderParameters
+from workers.models.hibari.processors import Features2WaveProcessor
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress, StageInput
 

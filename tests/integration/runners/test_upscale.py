@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.drawn_scenes import SCENES
 from workers.models.upscale.engine_settings import UpscaleEngine
+from workers.models.upscale.enlarge import UpscalePrompt
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, NetworkName
 from workers.models.upscale.parameters import UpscaleParameters
 from workers.models.upscale.tiles import tiles_of
 from workers.models.upscale.tiny_checkpoint import build_tiny_checkpoint
-from workers.models.upscale.upscale_prompt import UpscalePrompt
 from workers.models.upscale.upscale_runner import UpscaleRunner
 from workers.models.upscale.upscaler import Upscaler
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig

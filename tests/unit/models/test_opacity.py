@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from workers.models.upscale.opacity import enlarged, visible_colours
+from workers.models.upscale.enlarge import visible_colours
+from workers.models.upscale.upscale_runner import enlarged_opacity
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 6))
@@ -38,7 +39,7 @@ def test_a_hidden_pixel_takes_the_colour_of_the_nearest_side() -> None:
 def test_an_opacity_is_four_times_as_large() -> None:
     opacity = np.full((3, 5), 255, np.uint8)
     opacity[:, 2:] = 0
-    large = enlarged(opacity)
+    large = enlarged_opacity(opacity)
     assert large.shape == (12, 20)
     assert (large[:, :4] == 255).all()
     assert (large[:, 16:] == 0).all()

@@ -1,8 +1,11 @@
 """The input processors of GLM-Image: of the stages that encode source pictures, write image tokens, and denoise."""
 
+from typing import Any
+
 import torch
 
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.flow_processor import FlowProcessor
 from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
 from workers.models.glm_image.parameters import DenoiseParameters, EncodeParameters, GenerateParameters
@@ -20,15 +23,12 @@ DEFAULT_SIDE = 1024
 """Pixels of a side that neither the job nor a source picture says."""
 
 
-class Pictures2SourcesProcessor:
+class Pictures2SourcesProcessor(FlowProcessor):
     """Decodes a message's pictures and leaves its text alone. Its name in a stage config is ``pictures2sources``.
 
     A picture is taken as all media are: upright by its EXIF, on white where it is transparent, the first of several
     frames, with 8 bits a channel; a colour profile is not applied.
     """
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Do nothing: pictures are decoded in the same way for all checkpoints."""
 
     def __call__(self, stage_input: StageInput[EncodeParameters]) -> DiffusionPrompt[EncodeParameters]:
         """Return the prompt, of ``pixels``, a list of uint8 [H, W, 3]: empty for a job that edits nothing.
@@ -40,12 +40,12 @@ class Pictures2SourcesProcessor:
         return DiffusionPrompt({"pixels": pixels}, {}, stage_input.parameters, stage_input.seed)
 
 
-class Text2TokensProcessor:
+class Text2TokensProcessor(FlowProcessor):
     """Tokenizes the message and the sizes of the grids. Its name in a stage config is ``text2tokens``."""
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the checkpoint's tokenizer. Raise ConfigError when there is no model or one of its files is wrong."""
-        self._stage = stage
+        super().__init__(stage, model)
         self._renderer = GlmImagePromptRenderer(needed_model(model, stage).path)
 
     def __call__(self, stage_input: StageInput[GenerateParameters]) -> OmniTokensPrompt:
@@ -54,10 +54,10 @@ class Text2TokensProcessor:
         Its additional information is ``grids`` int64 [n, 2], rows and columns of each grid that is to be written, and
         ``sources`` int64 [m, 3]: where in the prompt the grid of a source picture begins, its rows and its columns.
         Exactly the tokens of the grids are generated, because a picture of fewer or more could not be drawn. Raise
-        and PayloadCorrupt.
+        InvalidRequest for another number of pictures than were encoded, and PayloadCorrupt.
         """
         parameters = stage_input.parameters
-        sources = sources_of(stage_input, self._stage)
+        sources = _sources(self, stage_input)
         grids = grids_of(*_size(parameters, sources), edits=bool(sources))
         token_ids = [source.token_ids.flatten().tolist() for source in sources]
         prompt = self._renderer.encode_prompt(stage_input.request, token_ids, grids)
@@ -80,16 +80,11 @@ class Text2TokensProcessor:
         )
 
 
-class Tokens2LatentsProcessor:
+class Tokens2LatentsProcessor(FlowProcessor):
     """Adds the message's glyph texts and source pictures to the image tokens.
 
     Its name in a stage config is ``tokens2latents``.
     """
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Note which stage writes the image tokens."""
-        self._stage = stage
-        self._generate = next(name for name, flow in stage.inputs.items() if flow == "image_tokens")
 
     def __call__(self, stage_input: StageInput[DenoiseParameters]) -> DiffusionPrompt[DenoiseParameters]:
         """Return the prompt, of ``token_ids`` int64 [h * w], ``height``, ``width`` and ``glyph_texts``.
@@ -97,9 +92,9 @@ class Tokens2LatentsProcessor:
         Of the source pictures it has lists: ``source_ids``, each int64 [h, w], and ``source_latents``, each float
         [C, 4 h, 4 w]. Raise PayloadCorrupt naming a field that is missing or wrong.
         """
-        information = stage_input.information(self._generate)
+        information = self.information(stage_input, "image_tokens")
         token_ids = information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1)
-        sources = sources_of(stage_input, self._stage)
+        sources = _sources(self, stage_input)
         return DiffusionPrompt(
             {
                 "token_ids": to_torch(token_ids).clone(),  # a copy lets the payload's memory be freed
@@ -115,6 +110,13 @@ class Tokens2LatentsProcessor:
             stage_input.seed,
             stage_input.previews,
         )
+
+
+def _sources(processor: FlowProcessor, stage_input: StageInput[Any]) -> list[Source]:
+    """Return the source pictures that an earlier stage has encoded; none where the stage has no such input."""
+    if not processor.takes("source_pictures"):
+        return []
+    return sources_of(processor.information(stage_input, "source_pictures"))
 
 
 def _size(parameters: GenerateParameters, sources: list[Source]) -> tuple[int, int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from omni_jobs.errors import PayloadCorrupt
+from omni_jobs.payloads import AdditionalInformationPayload
 from omni_jobs.pipelines.flows import FLOATS
-from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.glm_image.grids import PIXELS
 from workers.models.pictures.vae import LATENT
 from workers.stages.tensors import to_torch
-from workers.stages.types import StageInput, TensorTree
+from workers.stages.types import TensorTree
 
 SIDE = PIXELS // LATENT
 """Latents to a side of an image token."""
@@ -41,15 +41,8 @@ def as_payload(sources: Sequence[Source], channels: int) -> dict[str, TensorTree
     }
 
 
-def sources_of(stage_input: StageInput[Any], stage: StageConfig) -> list[Source]:
-    """Return the source pictures that an earlier stage has encoded; none where the stage has no such input.
-
-    Raise PayloadCorrupt naming what is missing or wrong.
-    """
-    encode = next((name for name, flow in stage.inputs.items() if flow == "source_pictures"), None)
-    if encode is None:
-        return []
-    information = stage_input.information(encode)
+def sources_of(information: AdditionalInformationPayload) -> list[Source]:
+    """Return the pictures of a payload ``source_pictures``. Raise PayloadCorrupt naming what is missing or wrong."""
     grids = to_torch(information.tensor("grids", dtypes=frozenset({"I64"}), rank=2))
     token_ids = to_torch(information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1))
     latents = to_torch(information.tensor("latents", dtypes=FLOATS, rank=2))

@@ -38,12 +38,12 @@ HIBARI = Family(
     },
     prompts=f"{_HERE}.prompts:HibariPromptRenderer",
     processors={
-        "say": ProcessorDeclaration(f"{_HERE}.say:SayProcessor", "hibari", parameters=_ACOUSTIC),
+        "say": ProcessorDeclaration(f"{_HERE}.processors:SayProcessor", "hibari", parameters=_ACOUSTIC),
         "speak": ProcessorDeclaration(
-            f"{_HERE}.speak:SpeakProcessor", "hibari", consumes=frozenset({"text"}), parameters=_ACOUSTIC
+            f"{_HERE}.processors:SpeakProcessor", "hibari", consumes=frozenset({"text"}), parameters=_ACOUSTIC
         ),
         "features2wave": ProcessorDeclaration(
-            f"{_HERE}.features2wave:Features2WaveProcessor",
+            f"{_HERE}.processors:Features2WaveProcessor",
             "hibari",
             consumes=frozenset({"acoustic_features"}),
             parameters=_VOCODER,

@@ -10,7 +10,7 @@ import numpy as np
 from omni_jobs.errors import ModelError
 from workers.models.hibari.engine_settings import HibariEngine
 from workers.models.hibari.hibari_prompts import BINS, HOP, SAMPLING_RATE, SPECTRA, FeaturesPrompt, TextPrompt
-from workers.models.hibari.speakable import check_speakable
+from workers.models.hibari.prompts import check_speakable
 from workers.models.hibari.spoken_text import SpokenText, spoken_text
 from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner

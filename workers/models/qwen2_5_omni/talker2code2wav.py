@@ -5,6 +5,7 @@ import torch
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
+from workers.models.flow_processor import FlowProcessor
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
@@ -12,7 +13,7 @@ from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
 
-class Talker2Code2WavProcessor:
+class Talker2Code2WavProcessor(FlowProcessor):
     """Makes code2wav's prompt: cuts the talker's codes at their end token and names the speaker.
 
     Its name in a stage config is ``talker2code2wav``.
@@ -20,8 +21,8 @@ class Talker2Code2WavProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read the codec's end tokens. Raise ConfigError when there is no model or its config lacks these tokens."""
+        super().__init__(stage, model)
         model = needed_model(model, stage)
-        self._talker = next(name for name, flow in stage.inputs.items() if flow == "codes")
         file = model.path / "config.json"
         ends = ("tts_codec_pad_token_id", "tts_codec_end_token_id")  # both end the talker's codes
         config = read_json(file)
@@ -34,7 +35,7 @@ class Talker2Code2WavProcessor:
         The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
         ModelError when the talker said nothing.
         """
-        information = stage_input.information(self._talker)
+        information = self.information(stage_input, "codes")
         codes = to_torch(information.tensor("codes", dtypes=frozenset({"I64"}), rank=1))
         if "voice" in information.values or self._default_voice is None:
             voice = information.value("voice", str)

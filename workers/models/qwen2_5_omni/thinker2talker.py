@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.flow_processor import FlowProcessor
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
@@ -31,7 +32,7 @@ _EMBEDDING = "thinker.model.embed_tokens.weight"
 _SPEAKERS = "spk_dict.pt"
 
 
-class Thinker2TalkerProcessor:
+class Thinker2TalkerProcessor(FlowProcessor):
     """Makes the talker's prompt from the thinker's payload. Its name in a stage config is ``thinker2talker``.
 
     It holds the few rows of the thinker's embedding table that every prompt needs.
@@ -39,9 +40,9 @@ class Thinker2TalkerProcessor:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Read config, speakers and embeddings. Raise ConfigError when the model or one of them is missing or wrong."""
+        super().__init__(stage, model)
         model = needed_model(model, stage)
         config = _talker_config(model.path, stage.name)
-        self._upstream = next(iter(stage.inputs), "thinker")
         self._mask: int = config.tts_codec_mask_token_id
         self._codec_prompt: list[int] = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
         speakers = _speaker_tokens(model.path / _SPEAKERS, stage.name)
@@ -58,7 +59,7 @@ class Thinker2TalkerProcessor:
 
         Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.
         """
-        information = stage_input.information(self._upstream)
+        information = self.information(stage_input, "hidden_states")
         rows = to_torch(information.tensor("hidden_states", dtypes=FLOAT_DTYPES, rank=2))
         positions = to_torch(information.tensor("mrope_positions", dtypes=frozenset({"I64"}), rank=2))
         generated = information.tensor("token_ids", dtypes=frozenset({"I64"}), rank=1).shape[0]

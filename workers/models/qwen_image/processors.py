@@ -9,6 +9,7 @@ from omni_jobs.payloads import AdditionalInformationPayload, Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.renderers import load_renderer
+from workers.models.flow_processor import FlowProcessor
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters, SourcesParameters
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
@@ -58,26 +59,20 @@ class DescribeProcessor:
         )
 
 
-class Embeds2LatentsProcessor:
+class Embeds2LatentsProcessor(FlowProcessor):
     """Makes the denoising's prompt of a payload ``embeds``. Its name in a stage config is ``embeds2latents``."""
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._upstream = _input_of(stage, "embeds")
 
     def __call__(self, stage_input: StageInput[DrawParameters]) -> DiffusionPrompt[DrawParameters]:
         """Return the prompt: ``prompt_embeds`` [T, H], and ``negative_prompt_embeds`` [U, H] where there are some.
 
         Raises PayloadCorrupt naming the key and the field that is missing or wrong, and ModelError.
         """
-        tensors = _embeds_of(stage_input.upstream[self._upstream])
+        tensors = _embeds_of(self.payload(stage_input, "embeds"))
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
 
 
-class ScaleProcessor:
+class ScaleProcessor(FlowProcessor):
     """Makes the VAE's prompt of a job's pictures. Its name in a stage config is ``scale``."""
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        pass
 
     def __call__(self, stage_input: StageInput[SourcesParameters]) -> DiffusionPrompt[SourcesParameters]:
         """Return the prompt: ``pictures``, and in ``default_size`` the size of an edit that names none.
@@ -97,14 +92,11 @@ class ScaleProcessor:
         return DiffusionPrompt({"pictures": pixels}, values, parameters, stage_input.seed)
 
 
-class EditProcessor:
+class EditProcessor(FlowProcessor):
     """Makes the denoising's prompt of the payloads ``embeds`` and ``source_tokens``.
 
     Its name in a stage config is ``edit``.
     """
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        self._embeds, self._sources = _input_of(stage, "embeds"), _input_of(stage, "source_tokens")
 
     def __call__(self, stage_input: StageInput[EditParameters]) -> DiffusionPrompt[EditParameters]:
         """Return the prompt: embeddings as ``embeds2latents`` does, ``source_tokens`` [S, 64] and ``source_sizes``.
@@ -113,11 +105,11 @@ class EditProcessor:
         naming the key and the field that is missing or wrong, and ModelError.
         """
         parameters = stage_input.parameters
-        information = stage_input.information(self._sources)
+        information = self.information(stage_input, "source_tokens")
         default = _default_size(information)
         return DiffusionPrompt(
             {
-                **_embeds_of(stage_input.upstream[self._embeds]),
+                **_embeds_of(self.payload(stage_input, "embeds")),
                 "source_tokens": to_torch(information.tensor("source_tokens", dtypes=FLOATS, rank=2)),
             },
             {"source_sizes": information.value("source_sizes", list)},
@@ -139,11 +131,6 @@ def _embeds_of(payload: Payload) -> dict[str, torch.Tensor]:
     if information is not None and NEGATIVE in information.tensors:
         tensors[NEGATIVE] = to_torch(information.tensor(NEGATIVE, dtypes=FLOATS, rank=2))
     return tensors
-
-
-def _input_of(stage: StageConfig, flow: str) -> str:
-    """Return the name of the stage whose payload of this flow a stage takes."""
-    return next(name for name, each in stage.inputs.items() if each == flow)
 
 
 def _default_size(information: AdditionalInformationPayload) -> Size:

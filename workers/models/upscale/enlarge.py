@@ -1,26 +1,42 @@
 """``EnlargeProcessor``: the picture in a job's messages becomes the prompt of a stage that enlarges pictures."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+from PIL import Image
 
 from omni_jobs.errors import ModelError
-from omni_jobs.pipelines.stage_config import StageConfig
+from workers.models.flow_processor import FlowProcessor
 from workers.models.pictures.source import decoded_sources
-from workers.models.upscale.opacity import visible_colours
 from workers.models.upscale.parameters import UpscaleParameters
-from workers.models.upscale.upscale_prompt import UpscalePrompt
-from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-class EnlargeProcessor:
+
+@dataclass(frozen=True, slots=True)
+class UpscalePrompt:
+    """The engine prompt of a stage that enlarges pictures. There is no seed, because nothing is drawn at random.
+
+    pixels   uint8 [H, W, 3], RGB
+    opacity  uint8 [H, W], 255 where the picture is opaque; None where it is everywhere
+    """
+
+    pixels: NDArray[Any]
+    parameters: UpscaleParameters
+    opacity: NDArray[Any] | None = None
+
+
+class EnlargeProcessor(FlowProcessor):
     """Decodes the picture of a job's messages, and leaves their text alone. Its name in a stage config is ``enlarge``.
 
     A picture is taken as all media are: upright by its EXIF, the first of several frames, with 8 bits a channel, in
     sRGB. Where it is transparent, its opacity goes with it.
     """
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Do nothing: pictures are decoded in the same way for all networks."""
 
     def __call__(self, stage_input: StageInput[UpscaleParameters]) -> UpscalePrompt:
         """Return the prompt of the picture.
@@ -35,3 +51,29 @@ class EnlargeProcessor:
         if picture.mode == "RGB":
             return UpscalePrompt(np.asarray(picture), stage_input.parameters)
         return UpscalePrompt(visible_colours(picture), stage_input.parameters, np.asarray(picture.getchannel("A")))
+
+
+def visible_colours(picture: Image.Image) -> NDArray[Any]:
+    """Return an RGBA picture's colours uint8 [H, W, 3], where fully transparent pixels look like their neighbours.
+
+    ``EnlargeProcessor`` gives them to the network, which knows nothing of opacity. What a file keeps under full
+    transparency is arbitrary, often black, and the network would draw it into the edge of what shows. A pixel with any
+    opacity keeps its colour. A fully transparent one takes the mean colour of the pixels that show in the smallest
+    square around it with any, of squares whose sides double from 2 pixels on. A picture of which nothing shows keeps
+    all its colours.
+    """
+    colours = np.asarray(picture.convert("RGB")).copy()
+    hidden = np.asarray(picture.getchannel("A")) == 0
+    if hidden.all():
+        return colours
+    means = picture.copy()
+    while hidden.any():
+        # All visible pixels weigh the same. Pillow weighs colours by opacity where it resamples.
+        means.putalpha(means.getchannel("A").point(lambda opacity: 255 if opacity else 0))
+        means = means.resize((-(-means.width // 2), -(-means.height // 2)), Image.Resampling.BOX)
+        rows, columns = np.nonzero(hidden)
+        found = np.asarray(means)[rows * means.height // picture.height, columns * means.width // picture.width]
+        seen = found[:, 3] > 0
+        colours[rows[seen], columns[seen]] = found[seen, :3]
+        hidden[rows[seen], columns[seen]] = False
+    return colours

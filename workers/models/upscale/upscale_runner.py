@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from PIL import Image
 
 from omni_jobs.errors import ModelError, OutOfMemory
 from workers.models.upscale.engine_settings import UpscaleEngine
+from workers.models.upscale.enlarge import UpscalePrompt
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, SCALE, NetworkName
-from workers.models.upscale.opacity import enlarged
 from workers.models.upscale.tiles import Tile, tiles_of
-from workers.models.upscale.upscale_prompt import UpscalePrompt
 from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
@@ -75,7 +75,7 @@ class UpscaleRunner(InProcessRunner[UpscalePrompt, UpscaleEngine]):
         picture = await self._enlarged(upscaler, name, prompt, progress)
         outputs = {"pixels": picture}
         if prompt.opacity is not None:
-            outputs["opacity"] = await self.on_thread(partial(enlarged, prompt.opacity))
+            outputs["opacity"] = await self.on_thread(partial(enlarged_opacity, prompt.opacity))
         return OmniModelRunnerOutput(multimodal_outputs=outputs, values={"network": name})
 
     async def _enlarged(
@@ -115,3 +115,10 @@ def _empty(height: int, width: int, channels: int) -> NDArray[Any]:
         return np.empty((height, width, channels), np.uint8)
     except MemoryError as error:
         raise OutOfMemory(f"there is too little memory for {width}×{height} pixels") from error
+
+
+def enlarged_opacity(opacity: NDArray[Any]) -> NDArray[Any]:
+    """Return an opacity uint8 [H, W] four times as large, by bicubic interpolation: uint8 [4H, 4W]."""
+    height, width = opacity.shape
+    image = Image.fromarray(opacity).resize((SCALE * width, SCALE * height), Image.Resampling.BICUBIC)
+    return np.asarray(image)

@@ -3,22 +3,18 @@
 from typing import Any
 
 from omni_jobs.errors import ModelError
-from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import parts_of
+from workers.models.flow_processor import FlowProcessor
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
-from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
 
 
-class ListenProcessor:
+class ListenProcessor(FlowProcessor):
     """Decodes every recording of a job's messages, and leaves their text to later stages.
 
     Its name in a stage config is ``listen``.
     """
-
-    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Do nothing: recordings are decoded in the same way for all models."""
 
     def __call__(self, stage_input: StageInput[WhisperParameters]) -> WhisperPrompt:
         """Return the prompt, its recordings in the order of the messages.

@@ -11,11 +11,9 @@ from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
-from workers.models.hibari.features2wave import Features2WaveProcessor
 from workers.models.hibari.hibari_prompts import SPECTRA, TextPrompt
 from workers.models.hibari.parameters import AcousticParameters, VocoderParameters
-from workers.models.hibari.say import SayProcessor
-from workers.models.hibari.speak import SpeakProcessor
+from workers.models.hibari.processors import Features2WaveProcessor, SayProcessor, SpeakProcessor
 from workers.stages.types import StageInput
 
 ACOUSTIC = AcousticParameters(speed=1.25)
