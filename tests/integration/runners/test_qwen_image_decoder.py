@@ -14,10 +14,11 @@ from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import run
 from tests.oracles.qwen_image import QwenImageReference
+from workers.models.pictures.colours import fit_colours
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.qwen_image.latents import noise, pack, unpack
 from workers.models.qwen_image.size import Size
-from workers.models.qwen_image.vae import load_colours, load_decoder
+from workers.models.qwen_image.vae import load_decoder, load_vae
 from workers.runners.diffusion import step_budget
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -225,7 +226,7 @@ def test_a_preview_is_near_to_the_small_picture(checkpoint: Path, model: Picture
     smooth = fields.repeat_interleave(4, 1).repeat_interleave(4, 2)
     (output,) = run(model, [DiffusionPrompt({"latents": smooth}, {}, StageParameters(), 0)])
     small = functional.avg_pool2d(pixels(output).permute(2, 0, 1)[None].float(), 8)[0].permute(1, 2, 0)
-    preview = load_colours(checkpoint, CPU).picture(smooth)
+    preview = fit_colours(load_vae(checkpoint, CPU, torch.float32)).picture(smooth)
     assert (preview.dtype, preview.shape) == (torch.uint8, (16, 16, 3))
     error = (preview.float() - small).square().mean()
     assert error < 0.9 * (small - small.mean((0, 1))).square().mean()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.qwen_image_prompts import WIDTH, embeds, prompt, run
 from tests.oracles.qwen_image import QwenImageReference
-from workers.models.pictures.colours import Colours
+from workers.models.pictures.colours import fit_colours
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
 from workers.models.qwen_image.latents import noise as latent_noise
 from workers.models.qwen_image.latents import pack, unpack
 from workers.models.qwen_image.size import Size
-from workers.models.qwen_image.vae import load_colours
+from workers.models.qwen_image.vae import QwenImageVae, load_vae
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
@@ -263,9 +263,9 @@ def test_it_is_resumable_and_shows_previews(model: Denoiser) -> None:
 def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: Denoiser) -> None:
     loads = list[int]()
 
-    def load_once() -> Colours:
+    def load_once() -> QwenImageVae:
         loads.append(1)
-        return load_colours(checkpoint, CPU)
+        return load_vae(checkpoint, CPU, torch.float32)
 
     other = Denoiser(model._transformer, model._schedules, "identity", load_once)
     row = after(other, prompt(), 3)
@@ -277,7 +277,8 @@ def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: 
         last = other.preview(row)
     assert loads == [1]
     assert (early.dtype, early.shape) == (torch.uint8, (48 // 8, 64 // 8, 3))
-    assert torch.equal(last, load_colours(checkpoint, CPU).picture(unpack(row.latents, row.size)))
+    colours = fit_colours(load_vae(checkpoint, CPU, torch.float32))
+    assert torch.equal(last, colours.picture(unpack(row.latents, row.size)))
 
 
 def test_an_early_preview_is_nearer_to_the_end_than_the_noise_is(model: Denoiser) -> None:

@@ -15,12 +15,10 @@ from workers.models.glm_image.parameters import DenoiseParameters
 from workers.models.glm_image.schedule import GlmSchedules
 from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
-from workers.models.glm_image.vae import load_colours
-from workers.models.pictures.colours import Colours
-from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
-from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.glm_image.vae import load_vae
+from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
-from workers.models.pictures.vae import LATENT
+from workers.models.pictures.vae import LATENT, PictureVae
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -50,7 +48,7 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
         glyphs,
         GlmSchedules(model.path),
         fingerprint(model.path, _PARTS),
-        colours=lambda: load_colours(model.path, device),
+        load_vae=lambda: load_vae(model.path, device, torch.float32),
     )
 
 
@@ -79,10 +77,10 @@ class Denoise(EulerDenoiser[LatentRow]):
         glyphs: GlyphEncoder,
         schedules: GlmSchedules,
         fingerprint: str,
-        colours: Callable[[], Colours],
+        load_vae: Callable[[], PictureVae],
     ) -> None:
-        """Take the loaded parts; ``colours`` is called when the first preview is asked for."""
-        super().__init__(transformer.device, _MAX_STEP_TOKENS, colours)
+        """Take the loaded parts; ``load_vae`` is called when the first preview is asked for."""
+        super().__init__(transformer.device, _MAX_STEP_TOKENS, load_vae)
         self._transformer = transformer
         self._glyphs = glyphs
         self._schedules = schedules

@@ -17,7 +17,7 @@ from workers.models.glm_image.prompts import PROCESSOR
 from workers.models.glm_image.source_grids import SourceGrids
 from workers.models.glm_image.sources import Source, as_payload
 from workers.models.glm_image.vae import GlmImageVae, load_vae
-from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.pictures.diffusers_checkpoint import denoising_dtype
 from workers.models.pictures.vae import LATENT
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt

@@ -45,7 +45,8 @@ class GlmImageLanguageModel(Glm4ForCausalLM, SupportsMRoPE):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self.hf_to_vllm_mapper = type(self).hf_to_vllm_mapper  # in place of GLM-4's
-        for layer in self.model.layers:
+        layers: Any = self.model.layers
+        for layer in layers:
             layer.self_attn.rotary_emb = get_rope(
                 layer.self_attn.head_dim,
                 max_position=self.config.max_position_embeddings,

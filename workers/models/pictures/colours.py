@@ -13,15 +13,15 @@ _PICTURES, _FIELDS = 4, 4
 
 
 @torch.inference_mode()
-def fit_colours(vae: PictureVae, field: int) -> Colours:
+def fit_colours(vae: PictureVae) -> Colours:
     """Return the linear map that is nearest to a float32 VAE's decoder, by least squares over fields of random colours.
 
-    It decodes 4 pictures of 4 x 4 fields. ``field``: the side of a field, in latents, all of which are equal.
+    It decodes 4 pictures of 4 x 4 fields, whose latents are equal.
     """
     channels = vae.channels
     generator = torch.Generator().manual_seed(0)
     fields = torch.randn(_PICTURES, channels, _FIELDS, _FIELDS, generator=generator).to(vae.device)
-    latents = fields.repeat_interleave(field, 2).repeat_interleave(field, 3)  # [4, C, 4 field, 4 field]
+    latents = fields.repeat_interleave(vae.field, 2).repeat_interleave(vae.field, 3)  # [4, C, 4 field, 4 field]
     pixels = torch.cat([vae.pixels(each[None]) for each in latents])
     colours = functional.avg_pool2d(pixels.clamp(-1, 1), LATENT).permute(0, 2, 3, 1).reshape(-1, 3)
     samples = latents.permute(0, 2, 3, 1).reshape(-1, channels)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.prompts.checkpoint_files import read_json
-
-if TYPE_CHECKING:
-    import torch
 
 _SAMPLE_BYTES = 65_536
 
@@ -49,6 +48,17 @@ def load_part(checkpoint: Path, part: str, class_name: str, device: torch.device
         if info[problem]:
             raise ConfigError(f"the {part} has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
     return model.eval().requires_grad_(False)
+
+
+def torch_dtype(name: str | None, automatic: torch.dtype) -> torch.dtype:
+    """Return the dtype that the engine settings name; None and auto: ``automatic``."""
+    dtype: torch.dtype = automatic if name in (None, "auto") else getattr(torch, str(name))
+    return dtype
+
+
+def denoising_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """Return the dtype that the engine settings name; None and auto: bfloat16 on a GPU, float32 on a CPU."""
+    return torch_dtype(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
 def fingerprint(checkpoint: Path, parts: tuple[str, ...]) -> str:

@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from workers.models.pictures.colours import Colours
+from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.schedule import Schedule
+from workers.models.pictures.vae import PictureVae
 from workers.runners.diffusion.model import RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -59,15 +60,15 @@ class EulerDenoiser(ABC, Generic[_Row]):
     """A ``ResumableModel`` and ``PreviewingModel``. Its output keeps the flow ``latents``."""
 
     def __init__(
-        self, device: torch.device, max_batch_cost: Mapping[str, int], load_colours: Callable[[], Colours]
+        self, device: torch.device, max_batch_cost: Mapping[str, int], load_vae: Callable[[], PictureVae]
     ) -> None:
-        """Take the best cost of a step by the type of device, and what loads the map to colours: for previews."""
+        """Take the best cost of a step by the type of device, and what loads the checkpoint's VAE: for previews."""
         self.device = device
         self.max_batch_cost = max_batch_cost[device.type]
         # Tokens up to which a step computes both halves of guidance in one forward. On a CPU that is no faster, and
         # one after the other gives the reference's bits.
         self.joint = MemoryLimit(self.max_batch_cost if device.type == "cuda" else 0)
-        self._load_colours = load_colours
+        self._load_vae = load_vae
         self._colours: Colours | None = None
 
     @abstractmethod
@@ -130,7 +131,7 @@ class EulerDenoiser(ABC, Generic[_Row]):
         Raises ConfigError when the checkpoint has no VAE here.
         """
         if self._colours is None:
-            self._colours = self._load_colours()
+            self._colours = fit_colours(self._load_vae())  # which lets go of the VAE
         latents = row.latents
         if row.velocity is not None:
             latents = latents - row.schedule.sigmas[row.steps_done].item() * row.velocity

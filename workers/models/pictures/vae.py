@@ -1,9 +1,10 @@
-"""``PictureVae``: what a family says of its VAE, so that pictures are decoded and previewed without knowing more."""
+"""``PictureVae``: the base of families' VAEs, so that pictures are decoded and previewed without knowing more."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -14,25 +15,35 @@ LATENT: Final = 8
 """Pixels to a side of a latent."""
 
 
-class PictureVae(Protocol):
-    """A loaded VAE with ``LATENT`` x ``LATENT`` pixels to a latent."""
+class PictureVae(ABC):
+    """A loaded VAE with ``LATENT`` x ``LATENT`` pixels to a latent, on ``device`` and in ``dtype``.
 
-    @property
-    def device(self) -> torch.device: ...
+    channels  the numbers of a latent: C
+    sides     what a width or height of a picture may be, in pixels
+    field     latents to a side of a square of equal ones that is large enough to have their colour: for previews
+    """
 
-    @property
-    def dtype(self) -> torch.dtype: ...
+    sides: Sides
+    field: int
 
-    @property
-    def channels(self) -> int:
-        """The numbers of a latent: C."""
+    def __init__(self, model: Any) -> None:
+        """Take Diffusers' model, whose config has ``latents_mean`` and ``latents_std``."""
+        self._model = model
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.channels = len(model.config.latents_mean)
 
-    @property
-    def sides(self) -> Sides:
-        """What a width or height of a picture may be, in pixels."""
-
+    @abstractmethod
     def pixels(self, latents: torch.Tensor) -> torch.Tensor:
         """Return latents [B, C, h, w] of its device and dtype as pixels [B, 3, 8 h, 8 w], about -1 to 1."""
+
+    def _scale(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation [1, C, 1, 1] of the model's own latents."""
+        mean, deviation = (
+            torch.tensor(self._model.config[name]).view(1, -1, 1, 1).to(latents)
+            for name in ("latents_mean", "latents_std")
+        )
+        return mean, deviation
 
 
 def finite_floats(tensor: object, field: str, fits: Callable[[torch.Size], bool], due: str) -> torch.Tensor:

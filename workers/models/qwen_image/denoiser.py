@@ -15,18 +15,16 @@ from typing import Any, TypeAlias
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.models.pictures.colours import Colours
-from workers.models.pictures.diffusers_checkpoint import fingerprint, load_part
-from workers.models.pictures.dtypes import denoising_dtype
+from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
-from workers.models.pictures.vae import finite_floats
+from workers.models.pictures.vae import PictureVae, finite_floats
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
 from workers.models.qwen_image.schedule import QwenSchedules
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
-from workers.models.qwen_image.vae import load_colours
+from workers.models.qwen_image.vae import load_vae
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig
@@ -70,7 +68,7 @@ def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, ed
     if (transformer.config.in_channels, transformer.config.patch_size) != (TOKEN, 2):
         raise ConfigError(f"tokens of {TOKEN} channels, patches of 2 x 2 are due", file=file, field="in_channels")
     identity = fingerprint(model.path, ("transformer", "scheduler"))
-    return Denoiser(transformer, schedules, identity, lambda: load_colours(model.path, device), edits=edits)
+    return Denoiser(transformer, schedules, identity, lambda: load_vae(model.path, device, torch.float32), edits=edits)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,15 +101,15 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
         transformer: Any,
         schedules: QwenSchedules,
         identity: str,
-        load_colours: Callable[[], Colours],
+        load_vae: Callable[[], PictureVae],
         *,
         edits: bool = False,
     ) -> None:
-        """Take the loaded parts. ``identity`` tells the model from others; ``load_colours`` is called for previews.
+        """Take the loaded parts. ``identity`` tells the model from others; ``load_vae`` is called for previews.
 
         ``edits``: whether each row edits pictures; else none does.
         """
-        super().__init__(transformer.device, _MAX_BATCH_COST, load_colours)
+        super().__init__(transformer.device, _MAX_BATCH_COST, load_vae)
         self._transformer = transformer
         self._schedules = schedules
         self._identity = identity

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.models.pictures.dtypes import torch_dtype
+from workers.models.pictures.diffusers_checkpoint import torch_dtype
 from workers.models.pictures.source import shades_of
 from workers.models.qwen_image.latents import pack
 from workers.models.qwen_image.parameters import PATCH
