@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.oracles.qwen_image import QwenImageReference
-from workers.models.qwen_image.schedule import QwenSchedules
+from workers.models.pictures.schedule import read_euler_config
+from workers.models.qwen_image.schedule import qwen_schedule
 from workers.models.qwen_image.size import Size
 
 H = 128
@@ -77,4 +78,4 @@ def test_without_a_vae_a_latent_has_8_pixels_whatever_the_vae_says(checkpoint: P
 def test_a_single_step_is_not_a_number(reference: QwenImageReference, checkpoint: Path) -> None:
     with pytest.warns(RuntimeWarning, match="invalid value"):
         assert run(reference, embeds(5), num_inference_steps=1).isnan().all()
-    assert np.isfinite(QwenSchedules(checkpoint).of(Size(32, 32), 1).sigmas.numpy()).all()
+    assert np.isfinite(qwen_schedule(read_euler_config(checkpoint), Size(32, 32), 1).sigmas.numpy()).all()

@@ -267,7 +267,7 @@ def test_the_vae_is_loaded_once_and_for_previews_alone(checkpoint: Path, model: 
         loads.append(1)
         return load_vae(checkpoint, CPU, torch.float32)
 
-    other = Denoiser(model._transformer, model._schedules, "identity", load_once)
+    other = Denoiser(model._transformer, model._schedule, "identity", load_once)
     row = after(other, prompt(), 3)
     other.save(row)
     assert loads == []

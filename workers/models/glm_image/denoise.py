@@ -12,12 +12,13 @@ from omni_jobs.errors import ConfigError, ModelError
 from workers.models.glm_image.glyph_encoder import GlyphEncoder, load_glyph_encoder
 from workers.models.glm_image.grids import PIXELS, SIDES
 from workers.models.glm_image.parameters import DenoiseParameters
-from workers.models.glm_image.schedule import GlmSchedules
+from workers.models.glm_image.schedule import glm_schedule
 from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.models.glm_image.vae import load_vae
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
+from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import LATENT, PictureVae
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -46,7 +47,7 @@ def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None
     return Denoise(
         transformer,
         glyphs,
-        GlmSchedules(model.path),
+        read_euler_config(model.path),
         fingerprint(model.path, _PARTS),
         load_vae=lambda: load_vae(model.path, device, torch.float32),
     )
@@ -75,7 +76,7 @@ class Denoise(EulerDenoiser[LatentRow]):
         self,
         transformer: Transformer,
         glyphs: GlyphEncoder,
-        schedules: GlmSchedules,
+        schedule: Mapping[str, Any],
         fingerprint: str,
         load_vae: Callable[[], PictureVae],
     ) -> None:
@@ -83,7 +84,7 @@ class Denoise(EulerDenoiser[LatentRow]):
         super().__init__(transformer.device, _MAX_STEP_TOKENS, load_vae)
         self._transformer = transformer
         self._glyphs = glyphs
-        self._schedules = schedules
+        self._schedule = schedule
         self._fingerprint = fingerprint
 
     def check(self, prompt: DiffusionPrompt[DenoiseParameters]) -> Cost:
@@ -115,7 +116,7 @@ class Denoise(EulerDenoiser[LatentRow]):
         if request.parameters.guidance_scale > 1:
             unconditional = self._transformer.condition(self._glyphs.without_text, None, request.patches)
         return LatentRow(
-            schedule=self._schedules.of(request.patches, request.parameters.steps),
+            schedule=glm_schedule(self._schedule, request.patches, request.parameters.steps),
             seed=prompt.seed,
             latents=noise.to(self.device, self._transformer.dtype).float(),
             condition=condition,

@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
-from diffusers.models.transformers.transformer_glm_image import GlmImageAttnProcessor
+from diffusers.models.transformers.transformer_glm_image import (
+    GlmImageAttnProcessor,
+    GlmImageKVCache,
+    GlmImageLayerKVCache,
+)
 
 from workers.models.pictures.vae import LATENT
 
@@ -83,25 +87,6 @@ class MaskedAttention(GlmImageAttnProcessor):
         return states[:, texts:], states[:, :texts]
 
 
-class KeptSources:
-    """What one layer keeps of source pictures that go through it. Diffusers' attention writes it as its own cache."""
-
-    mode = "write"
-
-    def __init__(self) -> None:
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-
-    def store(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep keys and values [1, patches, heads, head size] of the next picture."""
-        self._keys.append(key)
-        self._values.append(value)
-
-    def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [1, S, heads, head size] of all pictures."""
-        return torch.cat(self._keys, dim=1), torch.cat(self._values, dim=1)
-
-
 class SourcesOfRows:
     """What one layer has kept for the rows of a step. Diffusers' attention reads it as its own cache.
 
@@ -162,14 +147,15 @@ class Transformer:
         No picture sees another.
         """
         model = self._model
-        layers = [KeptSources() for _ in model.transformer_blocks]
+        kept: Any = GlmImageKVCache(len(model.transformer_blocks))
+        kept.set_mode("write")
         for image_tokens, latents in sources:
             height, width = latents.shape[1:]
             texts = torch.zeros(1, 0, model.config.text_embed_dim, device=self.device, dtype=self.dtype)
             condition = self.condition(texts, image_tokens, len(image_tokens))
             size = (height * LATENT, width * LATENT)
-            self._layers(latents[None], condition.prior, condition.text, torch.zeros(1), size, None, layers)
-        return [layer.joined() for layer in layers] if sources else ()
+            self._layers(latents[None], condition.prior, condition.text, torch.zeros(1), size, None, kept.caches)
+        return [(layer.k_caches[0], layer.v_caches[0]) for layer in kept.caches] if sources else ()
 
     def velocities(
         self,
@@ -206,7 +192,7 @@ class Transformer:
         times: torch.Tensor,
         size: tuple[int, int],
         mask: torch.Tensor | None,
-        caches: Sequence[KeptSources | SourcesOfRows | None],
+        caches: Sequence[GlmImageLayerKVCache | SourcesOfRows | None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the patches [B, N, H] behind the last layer, and the embeddings [B, E] of times and sizes."""
         model = self._model

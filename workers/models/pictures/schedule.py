@@ -12,6 +12,7 @@ from omni_jobs.prompts.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 _EULER = "FlowMatchEulerDiscreteScheduler"
 _NOT_EULER = ("stochastic_sampling", "invert_sigmas")  # settings with which a step is another than Euler's
@@ -30,6 +31,15 @@ def read_euler_config(checkpoint: Path) -> Mapping[str, Any]:
         if config.get(name):
             raise ConfigError("is not supported", file=str(path), field=name)
     return config
+
+
+def euler_scheduler(config: Mapping[str, Any], sigmas: NDArray[Any], shift: float) -> Any:
+    """Return Diffusers' scheduler of these settings, set to ``sigmas``, which it shifts by ``shift`` to the noise."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(config)
+    scheduler.set_timesteps(sigmas=sigmas, mu=shift)
+    return scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ import torch
 from omni_jobs.errors import ConfigError, ModelError
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
+from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import PictureVae, finite_floats
 from workers.models.qwen_image.latents import TOKEN, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
-from workers.models.qwen_image.schedule import QwenSchedules
+from workers.models.qwen_image.schedule import qwen_schedule
 from workers.models.qwen_image.size import Size
 from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
@@ -59,7 +60,7 @@ def load_editor(model: OmniModelConfig, device: torch.device, dtype: str | None)
 
 def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, edits: bool) -> Denoiser:
     torch_dtype = denoising_dtype(dtype, device)
-    schedules = QwenSchedules(model.path)
+    schedule = read_euler_config(model.path)
     transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
     file = str(model.path / "transformer" / "config.json")
     for setting in _OTHER_MODELS if edits else (*_OTHER_MODELS, _EDITS):
@@ -68,7 +69,7 @@ def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, ed
     if (transformer.config.in_channels, transformer.config.patch_size) != (TOKEN, 2):
         raise ConfigError(f"tokens of {TOKEN} channels, patches of 2 x 2 are due", file=file, field="in_channels")
     identity = fingerprint(model.path, ("transformer", "scheduler"))
-    return Denoiser(transformer, schedules, identity, lambda: load_vae(model.path, device, torch.float32), edits=edits)
+    return Denoiser(transformer, schedule, identity, lambda: load_vae(model.path, device, torch.float32), edits=edits)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,19 +100,20 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
     def __init__(
         self,
         transformer: Any,
-        schedules: QwenSchedules,
+        schedule: Mapping[str, Any],
         identity: str,
         load_vae: Callable[[], PictureVae],
         *,
         edits: bool = False,
     ) -> None:
-        """Take the loaded parts. ``identity`` tells the model from others; ``load_vae`` is called for previews.
+        """Take the transformer and the scheduler's settings.
 
+        ``identity`` tells the model from others; ``load_vae`` is called for previews.
         ``edits``: whether each row edits pictures; else none does.
         """
         super().__init__(transformer.device, _MAX_BATCH_COST, load_vae)
         self._transformer = transformer
-        self._schedules = schedules
+        self._schedule = schedule
         self._identity = identity
         self._edits = edits
         self._max_text_tokens = MAX_EDIT_TOKENS if edits else MAX_TEXT_TOKENS
@@ -134,7 +136,7 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
         sources = self._sources(prompt)
         return DenoiseRow(
             size=size,
-            schedule=self._schedules.of(size, parameters.steps),
+            schedule=qwen_schedule(self._schedule, size, parameters.steps),
             scale=parameters.true_cfg_scale,
             seed=prompt.seed,
             latents=noise(size, prompt.seed).to(self.device),
