@@ -1,9 +1,9 @@
-"""``read_weights``: the weights of a part of a checkpoint, and no others, from its safetensors files."""
+"""``load_module``: a part of a checkpoint as a module of Transformers, without the weights of the other parts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -14,11 +14,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def read_weights(directory: Path, prefix: str, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def load_module(kind: Any, config: Any, directory: Path, prefix: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a module of a class of Transformers and its config, fit to be run.
+
+    ``prefix``: what the names of its weights in the checkpoint begin with.
+    Raise ConfigError naming the file or the part of the checkpoint that is missing or wrong.
+    """
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():  # saves 12 s for Qwen2.5-Omni's token2wav
+        module = kind._from_config(config, dtype=dtype)
+    try:
+        module.load_state_dict(_read_weights(directory, prefix, device, dtype), assign=True)
+    except RuntimeError as error:
+        raise ConfigError(f"the weights {prefix}… do not fit: {error}", file=str(directory)) from error
+    return module.eval().requires_grad_(False).to(device)
+
+
+def _read_weights(directory: Path, prefix: str, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return the weights whose names begin with ``prefix``, by the rest of their names, on a device.
 
     Host memory never holds them all on their way to another device.
-    Raise ConfigError naming the file that is missing or cannot be read.
     """
     weights: dict[str, torch.Tensor] = {}
     for name in _files(directory, prefix):

@@ -10,6 +10,7 @@ import torch
 
 from omni_jobs.errors import ConfigError
 from workers.models.glm_image.glyphs import MOST_BYTES
+from workers.models.pictures.diffusers_checkpoint import pretrained
 
 
 def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> GlyphEncoder:
@@ -21,24 +22,10 @@ def load_glyph_encoder(checkpoint: Path, device: torch.device, dtype: torch.dtyp
         tokenizer = ByT5Tokenizer.from_pretrained(file, local_files_only=True)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"no tokenizer of bytes: {error}", file=file) from error
-    file = str(checkpoint / "text_encoder")
-    kind: Any = T5EncoderModel
-    try:
-        encoder, info = kind.from_pretrained(
-            file,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            device_map={"": str(device)},
-        )
-    except Exception as error:  # Transformers and safetensors raise many kinds for wrong files
-        raise ConfigError(f"the text_encoder cannot be loaded: {error}", file=file) from error
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info[problem]:
-            found = sorted(info[problem])[:3]
-            raise ConfigError(f"the text_encoder has {problem.replace('_', ' ')}: {found}", file=file)
-    return GlyphEncoder(tokenizer, encoder.eval().requires_grad_(False))
+    problems = ("missing_keys", "mismatched_keys")
+    return GlyphEncoder(
+        tokenizer, pretrained(T5EncoderModel, checkpoint / "text_encoder", device, problems, dtype=dtype)
+    )
 
 
 class GlyphEncoder:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omni_jobs.errors import ConfigError
-from workers.models.checkpoint_weights import read_weights
+from workers.models.checkpoint_weights import load_module
 from workers.models.glm_image.prompts import LANGUAGE_MODEL, PROCESSOR
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ def load_picture_tokenizer(checkpoint: Path, device: torch.device, dtype: torch.
     The tower runs in ``dtype``. The quantizer runs in float32, because in bfloat16 many vectors are equally near.
     """
     from transformers import GlmImageConfig, GlmImageImageProcessor
-    from transformers.initialization import no_init_weights
     from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel, GlmImageVQVAE
 
     directory = checkpoint / LANGUAGE_MODEL
@@ -35,20 +34,9 @@ def load_picture_tokenizer(checkpoint: Path, device: torch.device, dtype: torch.
         processor: Any = GlmImageImageProcessor.from_pretrained(checkpoint / PROCESSOR, local_files_only=True)
     except Exception as error:  # Transformers raises many kinds for wrong files
         raise ConfigError(f"pictures cannot be prepared: {error}", file=str(directory)) from error
-    sections: list[tuple[Any, Any, str, torch.dtype]] = [
-        (GlmImageVisionModel, config.vision_config, "model.visual.", dtype),
-        (GlmImageVQVAE, config.vq_config, "model.vqmodel.", torch.float32),
-    ]
-    parts: list[Any] = []
-    for kind, section, prefix, its_dtype in sections:
-        with no_init_weights():
-            module: Any = kind._from_config(section, dtype=its_dtype)
-        try:
-            module.load_state_dict(read_weights(directory, prefix, device, its_dtype), assign=True)
-        except RuntimeError as error:
-            raise ConfigError(f"the weights {prefix}… do not fit: {error}", file=str(directory)) from error
-        parts.append(module.eval().requires_grad_(False).to(device))
-    return PictureTokenizer(processor, *parts)
+    tower = load_module(GlmImageVisionModel, config.vision_config, directory, "model.visual.", device, dtype)
+    quantizer = load_module(GlmImageVQVAE, config.vq_config, directory, "model.vqmodel.", device, torch.float32)
+    return PictureTokenizer(processor, tower, quantizer)
 
 
 class PictureTokenizer:

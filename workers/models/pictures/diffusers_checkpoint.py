@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,30 @@ def load_part(checkpoint: Path, part: str, class_name: str, device: torch.device
     found = read_json(checkpoint / part / "config.json").get("_class_name")
     if found != class_name:
         raise ConfigError(f"the {part} is a {found}, not a {class_name}", file=file, field="_class_name")
+    problems = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    return pretrained(getattr(diffusers, class_name), checkpoint / part, device, problems, torch_dtype=dtype)
+
+
+def pretrained(kind: Any, directory: Path, device: torch.device, problems: Sequence[str], **options: Any) -> Any:
+    """Return a model of Diffusers or Transformers in a folder of a checkpoint, fit to be run.
+
+    ``problems``: those of the loading for which it is refused. Raises ConfigError naming the folder's config.
+    """
+    file, part = str(directory / "config.json"), directory.name
     try:
-        model, info = getattr(diffusers, class_name).from_pretrained(
-            checkpoint / part,
-            torch_dtype=dtype,
+        model, info = kind.from_pretrained(
+            directory,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
             device_map={"": str(device)},  # each weight goes to the device at once, so that host memory never holds all
+            **options,
         )
     except NotImplementedError as error:  # torch's, of a weight that no file has, when it goes to the device
         raise ConfigError(f"the {part} has missing keys, which the log names", file=file) from error
-    except Exception as error:  # Diffusers, Accelerate and safetensors raise many kinds for wrong files
+    except Exception as error:  # Diffusers, Transformers, Accelerate and safetensors raise many kinds for wrong files
         raise ConfigError(f"the {part} cannot be loaded: {error}", file=file) from error
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for problem in problems:
         if info[problem]:
             raise ConfigError(f"the {part} has {problem.replace('_', ' ')}: {sorted(info[problem])[:3]}", file=file)
     return model.eval().requires_grad_(False)

@@ -19,7 +19,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
-from workers.models.checkpoint_weights import read_weights
+from workers.models.checkpoint_weights import load_module
 from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.saved_row import weights_fingerprint
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 SAMPLING_RATE = 24_000  # Hz: BigVGAN makes 240 samples of a mel frame, of which a second has 100
 
-_PREFIX = "token2wav."
 _VOCODER_FRAMES = {"cpu": 320, "cuda": 16_384}  # mel frames in one call of the vocoder
 
 
@@ -39,16 +38,10 @@ def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[s
     Raise ConfigError naming the part that is missing or wrong; each of ``voices`` must be there.
     """
     from transformers import Qwen2_5OmniToken2WavModel
-    from transformers.initialization import no_init_weights
 
-    with no_init_weights():  # saves 12 s for the real checkpoint
-        model: Any = Qwen2_5OmniToken2WavModel(_read_config(checkpoint))
-    try:
-        model.load_state_dict(read_weights(checkpoint, _PREFIX, device, torch.float32), assign=True)
-    except RuntimeError as error:
-        raise ConfigError(f"token2wav of {checkpoint} does not fit: {error}", field="model.path") from error
-    model.eval().requires_grad_(False)
-    return Token2Wav(model.to(device), _read_speakers(checkpoint, voices))
+    config = _read_config(checkpoint)
+    model = load_module(Qwen2_5OmniToken2WavModel, config, checkpoint, "token2wav.", device, torch.float32)
+    return Token2Wav(model, _read_speakers(checkpoint, voices))
 
 
 def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
