@@ -11,8 +11,7 @@ from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.services.checkpoint import TinyCheckpoints
 from workers.models.glm_image.glyphs import MOST_BYTES, glyph_texts
-from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
-from workers.models.glm_image.source_grids import MOST_SOURCES, SHORTEST
+from workers.models.glm_image.grids import LARGEST, MOST_SOURCES, PIXELS, SHORTEST, SMALLEST, grids_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "glm-image.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.reference import Reference, ReferenceResult
-from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
+from workers.models.qwen2_5_omni.processors import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters

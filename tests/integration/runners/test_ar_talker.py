@@ -28,7 +28,7 @@ from tests.oracles.ar import (
 )
 from tests.oracles.reference import Reference, ReferenceResult, Way
 from tests.processes import one_process_an_engine
-from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
+from workers.models.qwen2_5_omni.processors import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.stage import Stage

@@ -10,7 +10,7 @@ from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.qwen2_5_omni.parameters import OdeParameters
-from workers.models.qwen2_5_omni.talker2code2wav import Talker2Code2WavProcessor
+from workers.models.qwen2_5_omni.processors import Talker2Code2WavProcessor
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch
 from workers.stages.types import StageInput

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
 from omni_jobs.pipelines.loader import load_pipeline
-from workers.models.qwen2_5_omni.thinker2talker import Thinker2TalkerProcessor
+from workers.models.qwen2_5_omni.processors import Thinker2TalkerProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.tensors import from_torch

@@ -11,10 +11,9 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from omni_jobs.errors import InvalidRequest, ModelError
-from workers.models.glm_image.grids import PIXELS
+from workers.models.glm_image.grids import PIXELS, SourceGrids
 from workers.models.glm_image.picture_tokenizer import PictureTokenizer, load_picture_tokenizer
 from workers.models.glm_image.prompts import PROCESSOR
-from workers.models.glm_image.source_grids import SourceGrids
 from workers.models.glm_image.sources import Source, as_payload
 from workers.models.glm_image.vae import GlmImageVae, load_vae
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype

@@ -17,8 +17,7 @@ from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.messages import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.glm_image.glyphs import check_glyph_texts
-from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, Grids, grids_of
-from workers.models.glm_image.source_grids import MOST_SOURCES, SourceGrids
+from workers.models.glm_image.grids import LARGEST, MOST_SOURCES, MOST_TOKENS, Grids, SourceGrids, grids_of
 
 PROCESSOR = "processor"
 LANGUAGE_MODEL = "vision_language_encoder"

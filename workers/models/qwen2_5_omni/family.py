@@ -39,10 +39,10 @@ QWEN2_5_OMNI = Family(
     prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",
     processors={
         "thinker2talker": ProcessorDeclaration(
-            f"{_HERE}.thinker2talker:Thinker2TalkerProcessor", "ar", consumes=frozenset({"hidden_states"})
+            f"{_HERE}.processors:Thinker2TalkerProcessor", "ar", consumes=frozenset({"hidden_states"})
         ),
         "talker2code2wav": ProcessorDeclaration(
-            f"{_HERE}.talker2code2wav:Talker2Code2WavProcessor",
+            f"{_HERE}.processors:Talker2Code2WavProcessor",
             "diffusion",
             consumes=frozenset({"codes"}),
             parameters=f"{_HERE}.parameters:OdeParameters",

@@ -25,11 +25,10 @@ from tests.oracles.samples import image, image_part
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import drawn
 from workers.models.glm_image.glyphs import glyph_texts
-from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, PIXELS, SMALLEST, grids_of
+from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, PIXELS, SMALLEST, SourceGrids, grids_of
 from workers.models.glm_image.parameters import EncodeParameters
 from workers.models.glm_image.processors import Pictures2SourcesProcessor
 from workers.models.glm_image.prompts import GlmImagePromptRenderer
-from workers.models.glm_image.source_grids import SourceGrids
 from workers.stages.types import StageInput
 
 CONFIGS = Path(__file__).parents[4] / "stage_configs"

@@ -1,6 +1,6 @@
-"""The input processor ``thinker2talker``: it makes the talker's prompt and feed from the thinker's hidden states.
+"""The input processors of Qwen2.5-Omni: ``thinker2talker`` and ``talker2code2wav``.
 
-Source of the formulas: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
+Source of the talker's prompt and feed: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
 "2. Generate speech tokens from talker module". With P prompt and N generated tokens of
 the thinker, its rows [P + N - 1, H] and E its embedding table (``+`` joins rows, one after the other):
 
@@ -20,10 +20,13 @@ from safetensors import SafetensorError, safe_open
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.prompts.checkpoint_files import positive, read_json
 from workers.models.flow_processor import FlowProcessor
+from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
@@ -102,6 +105,41 @@ class Thinker2TalkerProcessor(FlowProcessor):
         if row is None:
             raise ModelError(f"no voice {name!r}; there is {', '.join(self._speakers)}", field="audio.voice")
         return row
+
+
+class Talker2Code2WavProcessor(FlowProcessor):
+    """Makes code2wav's prompt: cuts the talker's codes at their end token and names the speaker.
+
+    Its name in a stage config is ``talker2code2wav``.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Read the codec's end tokens. Raise ConfigError when there is no model or its config lacks these tokens."""
+        super().__init__(stage, model)
+        model = needed_model(model, stage)
+        file = model.path / "config.json"
+        ends = ("tts_codec_pad_token_id", "tts_codec_end_token_id")  # both end the talker's codes
+        config = read_json(file)
+        self._ends = torch.tensor([positive(config, ("talker_config", name), str(file)) for name in ends])
+        self._default_voice = model.voices[0] if model.voices else None
+
+    def __call__(self, stage_input: StageInput[OdeParameters]) -> DiffusionPrompt[OdeParameters]:
+        """Return the prompt from the payload's tensor ``codes`` int64 [N] and value ``voice``.
+
+        The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
+        ModelError when the talker said nothing.
+        """
+        information = self.information(stage_input, "codes")
+        codes = to_torch(information.tensor("codes", dtypes=frozenset({"I64"}), rank=1))
+        if "voice" in information.values or self._default_voice is None:
+            voice = information.value("voice", str)
+        else:
+            voice = self._default_voice
+        ends = torch.nonzero(torch.isin(codes, self._ends))
+        spoken = codes[: int(ends[0]) if len(ends) else None].clone()  # a copy lets the payload's memory be freed
+        if not len(spoken):
+            raise ModelError("the talker ended before it said anything", field="codes")
+        return DiffusionPrompt({"codes": spoken}, {"voice": voice}, stage_input.parameters, stage_input.seed)
 
 
 def _talker_config(path: Path, stage: str) -> Any:
