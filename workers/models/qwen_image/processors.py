@@ -53,7 +53,7 @@ class DescribeProcessor:
             parameters=parameters,
             seed=stage_input.seed,
             negative_token_ids=None if negative is None else self._renderer.encode_text(negative, len(pictures)),
-            drop=self._renderer.variant.prefix_tokens,
+            drop=self._renderer.template.prefix_tokens,
             pictures=[scaled(each, *self._renderer.seen_as(size)) for each, size in zip(pictures, sizes, strict=True)],
             picture_tokens=self._renderer.picture_tokens(sizes),
         )

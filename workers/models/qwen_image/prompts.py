@@ -14,8 +14,7 @@ from omni_jobs.prompts.messages import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.size import Size, size_of_area
-from workers.models.qwen_image.template import QwenImageTemplate, text_of_message
-from workers.models.qwen_image.variant import PROCESSOR, variant_of
+from workers.models.qwen_image.template import PROCESSOR, template_of, text_of_message
 from workers.models.qwen_vision import MOST_RATIO, QwenVision
 
 
@@ -33,22 +32,21 @@ class QwenImagePromptRenderer:
         Raise ConfigError when a file or a field is missing or another model's, or the tokenizer makes another number of
         tokens of the template's begin.
         """
-        self.variant = variant_of(model_dir, edits=self._edits)
+        self.template = template_of(model_dir, edits=self._edits)
         file = model_dir / "text_encoder" / "config.json"
         config = read_json(file)
         within: tuple[str, ...] = ("text_config",) if isinstance(config.get("text_config"), dict) else ()
         self.max_model_len = positive(config, (*within, "max_position_embeddings"), str(file))
         self.hidden_size = positive(config, (*within, "hidden_size"), str(file))
-        self._longest = self.variant.prefix_tokens + self.variant.most_tokens
+        self._longest = self.template.prefix_tokens + self.template.most_tokens
         self._vision = QwenVision.read(model_dir / PROCESSOR) if self._edits else None
-        self._template = QwenImageTemplate(self.variant.prefix, self.variant.label)
         directory = model_dir / "tokenizer"
         tokenizer = load_qwen2_tokenizer(directory)
-        self._tokenizer = PromptTokenizer(directory, self._template, tokenizer)
-        tokens = len(self._tokenizer.encode_text(self.variant.prefix))
-        if tokens != self.variant.prefix_tokens:
+        self._tokenizer = PromptTokenizer(directory, self.template, tokenizer)
+        tokens = len(self._tokenizer.encode_text(self.template.prefix))
+        if tokens != self.template.prefix_tokens:
             raise ConfigError(
-                f"the template begins with {self.variant.prefix_tokens} tokens, and with {tokens} of this tokenizer",
+                f"the template begins with {self.template.prefix_tokens} tokens, and with {tokens} of this tokenizer",
                 file=str(directory),
             )
 
@@ -68,7 +66,7 @@ class QwenImagePromptRenderer:
                     f"this model {self._does} one {self._text}: a single message of the user",
                     field=f"messages.{number}",
                 )
-        pictures, most = len(list(picture_parts(messages))), self.variant.pictures
+        pictures, most = len(list(picture_parts(messages))), self.template.pictures
         if self._edits and not 1 <= pictures <= most:
             due = "one picture" if most == 1 else f"1 to {most} pictures"
             raise InvalidRequest(
@@ -84,7 +82,7 @@ class QwenImagePromptRenderer:
                 raise InvalidRequest(error.message, field=field) from None
 
     def render(self, request: Mapping[str, Any]) -> str:
-        return self._template.render(request["messages"])
+        return self.template.render(request["messages"])
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
         """Return the prompt's token ids, one for each picture."""
@@ -96,7 +94,7 @@ class QwenImagePromptRenderer:
 
     def seen_as(self, size: Size) -> Size:
         """Return the size to which a picture is scaled for the text encoder."""
-        return size_of_area(self.variant.pixels, size)
+        return size_of_area(self.template.pixels, size)
 
     def picture_tokens(self, sizes: Sequence[Size]) -> int:
         """Return by how many tokens a prompt with pictures of these sizes grows: by all but one of each picture."""

@@ -17,7 +17,7 @@ from vllm.model_executor.models.qwen2_5_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing.context import InputProcessingContext
 
-from workers.models.qwen_image.variant import PROCESSOR
+from workers.models.qwen_image.template import PROCESSOR
 
 
 class TextEncoderProcessingInfo(Qwen2_5_VLProcessingInfo):

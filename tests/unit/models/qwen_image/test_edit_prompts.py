@@ -23,10 +23,9 @@ from tests.integration.runners.qwen_image_edits import picture
 from workers.models.qwen_image.prompts import QwenImageEditPromptRenderer
 from workers.models.qwen_image.size import Size, default_size, size_of_area
 from workers.models.qwen_image.template import EDIT_PREFIX as PREFIX
-from workers.models.qwen_image.template import SUFFIX
-from workers.models.qwen_image.variant import VARIANTS
+from workers.models.qwen_image.template import SUFFIX, TEMPLATES
 
-PREFIX_TOKENS = VARIANTS["QwenImageEditPlusPipeline"].prefix_tokens
+PREFIX_TOKENS = TEMPLATES["QwenImageEditPlusPipeline"].prefix_tokens
 CONFIGS = Path(__file__).parents[4] / "stage_configs"
 Checkpoints = Callable[[int], Path]
 
@@ -102,7 +101,7 @@ def test_templates_and_numbers_are_diffusers_own(checkpoint: Path, single: Path)
         assert pipeline.prompt_template_encode == f"{own}{{}}{SUFFIX}"
         assert pipeline.prompt_template_encode_start_idx == PREFIX_TOKENS
         assert len(pipeline.tokenizer(PREFIX)["input_ids"]) == PREFIX_TOKENS
-    assert VARIANTS["QwenImageEditPlusPipeline"].pixels == plus.CONDITION_IMAGE_SIZE
+    assert TEMPLATES["QwenImageEditPlusPipeline"].pixels == plus.CONDITION_IMAGE_SIZE
     assert renderer_of(checkpoint).render(user("x", 2)) == (
         f"{PREFIX}Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
         f"Picture 2: <|vision_start|><|image_pad|><|vision_end|>x{SUFFIX}"

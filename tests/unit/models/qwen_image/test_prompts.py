@@ -16,10 +16,9 @@ from omni_jobs.settings import Settings
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.template import DRAW_PREFIX as PREFIX
-from workers.models.qwen_image.template import SUFFIX
-from workers.models.qwen_image.variant import VARIANTS
+from workers.models.qwen_image.template import SUFFIX, TEMPLATES
 
-PREFIX_TOKENS = VARIANTS["QwenImagePipeline"].prefix_tokens
+PREFIX_TOKENS = TEMPLATES["QwenImagePipeline"].prefix_tokens
 CONFIGS = Path(__file__).parents[4] / "stage_configs"
 
 
