@@ -58,22 +58,24 @@ def visible_colours(picture: Image.Image) -> NDArray[Any]:
 
     ``EnlargeProcessor`` gives them to the network, which knows nothing of opacity. What a file keeps under full
     transparency is arbitrary, often black, and the network would draw it into the edge of what shows. A pixel with any
-    opacity keeps its colour. A fully transparent one takes the mean colour of the pixels that show in the smallest
-    square around it with any, of squares whose sides double from 2 pixels on. A picture of which nothing shows keeps
-    all its colours.
+    opacity keeps its colour. A fully transparent one takes the mean colour of the pixels that show, however little, in
+    the smallest square around it with any, of squares whose sides double from 2 pixels on. A picture of which nothing
+    shows keeps all its colours.
     """
     colours = np.asarray(picture.convert("RGB")).copy()
     hidden = np.asarray(picture.getchannel("A")) == 0
     if hidden.all():
         return colours
-    means = picture.copy()
+    sums = np.dstack([np.where(hidden[..., None], 0, colours), ~hidden]).astype(np.int32)  # colours, and how many
+    doublings = 0
     while hidden.any():
-        # All visible pixels weigh the same. Pillow weighs colours by opacity where it resamples.
-        means.putalpha(means.getchannel("A").point(lambda opacity: 255 if opacity else 0))
-        means = means.resize((-(-means.width // 2), -(-means.height // 2)), Image.Resampling.BOX)
+        height, width = sums.shape[:2]
+        sums = np.pad(sums, ((0, height % 2), (0, width % 2), (0, 0)))
+        sums = sums.reshape(-(-height // 2), 2, -(-width // 2), 2, 4).sum(axis=(1, 3), dtype=np.int32)
+        doublings += 1
         rows, columns = np.nonzero(hidden)
-        found = np.asarray(means)[rows * means.height // picture.height, columns * means.width // picture.width]
+        found = sums[rows >> doublings, columns >> doublings]
         seen = found[:, 3] > 0
-        colours[rows[seen], columns[seen]] = found[seen, :3]
+        colours[rows[seen], columns[seen]] = np.rint(found[seen, :3] / found[seen, 3:])
         hidden[rows[seen], columns[seen]] = False
     return colours
