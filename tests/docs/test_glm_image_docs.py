@@ -10,8 +10,8 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.services.checkpoint import TinyCheckpoints
-from workers.models.glm_image.glyphs import MOST_BYTES, glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_SOURCES, PIXELS, SHORTEST, SMALLEST, grids_of
+from workers.models.glm_image.prompts import MOST_BYTES, glyph_texts
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "glm-image.md").read_text(encoding="utf-8")

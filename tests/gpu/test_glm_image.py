@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_jobs.pipelines.parameters import StageParameters
 from tests.gpu.conftest import Record
 from tests.gpu.rows import alone, largest_differences, run
 from workers.models.glm_image.denoise import Denoise, load_denoise
-from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters
+from workers.models.glm_image.parameters import DenoiseParameters
 from workers.models.glm_image.vae import load_vae
 from workers.models.pictures.decoder import PictureDecoder
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -54,7 +55,7 @@ def test_a_picture_equals_the_cpus(
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # by default a GPU's convolutions round to it
     latents = torch.randn(16, 16, 24, generator=torch.Generator().manual_seed(0))
-    prompt = DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0)
+    prompt = DiffusionPrompt({"latents": latents}, {}, StageParameters(), 0)
 
     def decoded(on: torch.device) -> torch.Tensor:
         vae = load_vae(glm_image, on, torch.float32)

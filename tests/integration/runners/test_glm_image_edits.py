@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import run
 from tests.integration.runners.test_glm_image_pictures import after, load, prompt, tensor
 from tests.oracles.glm_image import GlmImageReference
@@ -17,7 +18,6 @@ from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import drawn, pixels, source_of
 from workers.models.glm_image.denoise import Denoise
 from workers.models.glm_image.encode import Encode, load_encode
-from workers.models.glm_image.parameters import EncodeParameters
 from workers.models.glm_image.sources import Source
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
@@ -31,7 +31,7 @@ def load_encoder(checkpoint: Path, dtype: str | None = None) -> Encode:
 
 
 def pictures_prompt(*pictures: Any) -> DiffusionPrompt:
-    return DiffusionPrompt({"pixels": list(pictures)}, {}, EncodeParameters(), 0)
+    return DiffusionPrompt({"pixels": list(pictures)}, {}, StageParameters(), 0)
 
 
 def edit(*sources: Source, **options: Any) -> DiffusionPrompt:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from omni_jobs.errors import ConfigError, ModelError
+from omni_jobs.pipelines.parameters import StageParameters
 from tests.integration.runners.qwen_image_prompts import run
 from tests.oracles.glm_image import GlmImageReference
 from tests.services.checkpoint import TinyCheckpoints
 from workers.models.glm_image.denoise import Denoise, load_denoise
-from workers.models.glm_image.glyphs import glyph_texts
-from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters
+from workers.models.glm_image.parameters import DenoiseParameters
+from workers.models.glm_image.prompts import glyph_texts
 from workers.models.glm_image.vae import load_decoder
 from workers.models.pictures.decoder import PictureDecoder
 from workers.runners.diffusion.model import PreviewingModel, ResumableModel, RowOutput
@@ -99,7 +100,7 @@ def test_a_picture_alone_is_that_of_the_reference(checkpoint_seed: int, tiny_glm
         (output,) = run(model, [given])
         assert torch.equal(tensor(output, "latents"), expected)
         picture = reference.picture(text, image_tokens, height, width, seed=seed, **options)
-        (decoded,) = run(vae, [DiffusionPrompt({"latents": expected}, {}, DecodeParameters(), 0)])
+        (decoded,) = run(vae, [DiffusionPrompt({"latents": expected}, {}, StageParameters(), 0)])
         assert tensor(decoded, "pixels").shape == picture.shape == (height, width, 3)
         assert (tensor(decoded, "pixels").int() - torch.tensor(picture).int()).abs().max() <= 1
 
@@ -109,7 +110,7 @@ def test_tiles_are_those_of_the_reference(checkpoint: Path, vae: PictureDecoder)
     reference.enable_tiling()
     reference.tile_latent_min_size, reference.tile_sample_min_size = 64, 512  # pixels of a tile: 512
     latents = torch.randn(16, 96, 72, generator=torch.Generator().manual_seed(0))
-    given = DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0)
+    given = DiffusionPrompt({"latents": latents}, {}, StageParameters(), 0)
     tiled = PictureDecoder(vae._vae, whole_pixels=512 * 512)
     assert (vae.check(given).steps, tiled.check(given).steps) == (1, 4)
     mean, deviation = (
@@ -338,7 +339,7 @@ def test_a_preview_is_near_to_the_picture(model: Denoise, vae: PictureDecoder) -
     assert model._colours is not None
     field = torch.randn(16, 4, 4, generator=torch.Generator().manual_seed(1))
     latents = field.repeat_interleave(8, 1).repeat_interleave(8, 2)
-    (decoded,) = run(vae, [DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0)])
+    (decoded,) = run(vae, [DiffusionPrompt({"latents": latents}, {}, StageParameters(), 0)])
     small = functional.avg_pool2d(tensor(decoded, "pixels").permute(2, 0, 1).float(), 8)
     near = model._colours.picture(latents).permute(2, 0, 1).float()
     grey = small.mean(dim=(1, 2), keepdim=True)
@@ -395,7 +396,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_its_field(
 )
 def test_latents_that_the_vae_cannot_decode_are_refused(vae: PictureDecoder, latents: Any) -> None:
     with pytest.raises(ModelError) as refused:
-        vae.check(DiffusionPrompt({"latents": latents}, {}, DecodeParameters(), 0))
+        vae.check(DiffusionPrompt({"latents": latents}, {}, StageParameters(), 0))
     assert str(refused.value.field).partition(".")[0] == "latents"
 
 

@@ -7,6 +7,7 @@ from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, Proce
 from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField, ValueField
 
 _HERE = "workers.models.glm_image"
+_NO_PARAMETERS = "omni_jobs.pipelines.parameters:StageParameters"
 
 LANGUAGE_MODEL = "OmniJobsGlmImage"
 """The name under which vLLM gets the language model's class."""
@@ -43,7 +44,7 @@ GLM_IMAGE = Family(
         "encode": ComponentDeclaration(
             "diffusion",
             produces=frozenset({"source_pictures"}),
-            parameters=f"{_HERE}.parameters:EncodeParameters",
+            parameters=_NO_PARAMETERS,
             implementation=f"{_HERE}.encode:load_encode",
         ),
         "generate": ComponentDeclaration(
@@ -65,7 +66,7 @@ GLM_IMAGE = Family(
             "diffusion",
             produces=frozenset({"pixels"}),
             needs=frozenset({"latents"}),
-            parameters=f"{_HERE}.parameters:DecodeParameters",
+            parameters=_NO_PARAMETERS,
             implementation=f"{_HERE}.vae:load_decoder",
             dialects=_LATENTS,
         ),
@@ -75,7 +76,7 @@ GLM_IMAGE = Family(
         "pictures2sources": ProcessorDeclaration(
             f"{_HERE}.processors:Pictures2SourcesProcessor",
             "diffusion",
-            parameters=f"{_HERE}.parameters:EncodeParameters",
+            parameters=_NO_PARAMETERS,
         ),
         # A pipeline without the input of source pictures draws, and edits nothing.
         "text2tokens": ProcessorDeclaration(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ConfigError
-from workers.models.glm_image.glyphs import MOST_BYTES
+from workers.models.glm_image.prompts import MOST_BYTES
 from workers.models.pictures.diffusers_checkpoint import pretrained
 
 

@@ -8,11 +8,6 @@ from pydantic import Field
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.glm_image.grids import SIDES
 
-
-class EncodeParameters(StageParameters):
-    """Parameters of the stage that encodes source pictures: none."""
-
-
 _Side = Annotated[
     Annotated[int, SIDES] | None,
     Field(description="of the picture, in pixels: a multiple of 32; null: the first source picture's, or 1024"),
@@ -46,7 +41,3 @@ class DenoiseParameters(StageParameters):
     guidance_scale: Annotated[
         float, Field(ge=1, le=20, description="how far from a picture without the prompt; 1 halves a step's cost")
     ] = 1.5
-
-
-class DecodeParameters(StageParameters):
-    """Parameters of the stage that decodes latents: none."""

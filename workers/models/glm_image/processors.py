@@ -6,10 +6,9 @@ import torch
 
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.flow_processor import FlowProcessor
-from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
-from workers.models.glm_image.parameters import DenoiseParameters, EncodeParameters, GenerateParameters
-from workers.models.glm_image.prompts import GlmImagePromptRenderer, text_of
+from workers.models.glm_image.parameters import DenoiseParameters, GenerateParameters
+from workers.models.glm_image.prompts import GlmImagePromptRenderer, glyph_texts, text_of
 from workers.models.glm_image.sources import Source, sources_of
 from workers.models.pictures.source import bytes_of, decoded_sources
 from workers.runners.ar.parameters import ArParameters
@@ -30,7 +29,7 @@ class Pictures2SourcesProcessor(FlowProcessor):
     frames, with 8 bits a channel; a colour profile is not applied.
     """
 
-    def __call__(self, stage_input: StageInput[EncodeParameters]) -> DiffusionPrompt[EncodeParameters]:
+    def __call__(self, stage_input: StageInput[Any]) -> DiffusionPrompt[Any]:
         """Return the prompt, of ``pixels``, a list of uint8 [H, W, 3]: empty for a job that edits nothing.
 
         Raises InvalidRequest or RequestTooLarge naming a picture that does not decode, DecodersUnavailable, and

@@ -4,6 +4,7 @@ A picture stands in the prompt as image tokens between two marks. The prompts ar
 ``GlmImageProcessor``; a test compares the two.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,13 +17,17 @@ from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.messages import picture_parts
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from workers.models.glm_image.glyphs import check_glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_SOURCES, MOST_TOKENS, Grids, SourceGrids, grids_of
 
 PROCESSOR = "processor"
 LANGUAGE_MODEL = "vision_language_encoder"
 
 _LONGEST_END = len(f"{grids_of(LARGEST, LARGEST).prompt_text}<|dit_token_16384|>")  # tokens: a letter has one at most
+
+MOST_BYTES = 2048
+"""The most bytes of a prompt's glyph texts: Diffusers cuts each after 2,048 tokens, and a token is a byte."""
+
+_QUOTES = tuple(re.compile(pair) for pair in (r"'([^']*)'", r"“([^“”]*)”", r'"([^"]*)"', r"「([^「」]*)」"))
 
 
 class Prompt(NamedTuple):
@@ -69,7 +74,7 @@ class GlmImagePromptRenderer:
         self._tokenizer.check(request["messages"])
         if not text.strip():
             raise InvalidRequest("says nothing of the picture", field="messages.0.content")
-        check_glyph_texts(text)
+        _check_glyph_texts(text)
         for number, (field, _) in enumerate(picture_parts(request["messages"])):
             if number == MOST_SOURCES:
                 raise InvalidRequest(f"at most {MOST_SOURCES} pictures are edited at once", field=field)
@@ -122,6 +127,23 @@ class GlmImagePromptRenderer:
         """Return the tokens that a prompt may have where the largest picture follows it."""
         lengths = [stage.engine.get("max_model_len") or self.max_model_len for stage in stages if stage.kind == "ar"]
         return min(*lengths, self.max_model_len) - MOST_TOKENS
+
+
+def glyph_texts(prompt: str) -> list[str]:
+    """Return the words in quotes of a prompt, which the picture is to show letter by letter, single quotes first.
+
+    The pairs of quotes and their order are those of Diffusers' ``GlmImagePipeline.get_glyph_texts``.
+    """
+    return [text for quotes in _QUOTES for text in quotes.findall(prompt)]
+
+
+def _check_glyph_texts(prompt: str) -> None:
+    """Raise InvalidRequest for more text in quotes than the glyph encoder takes."""
+    size = sum(len(text.encode()) + 1 for text in glyph_texts(prompt))  # each has an end
+    if size > MOST_BYTES:
+        raise InvalidRequest(
+            f"{size} bytes in quotes; a picture shows at most {MOST_BYTES}", field="messages.0.content"
+        )
 
 
 def text_of(request: Mapping[str, Any]) -> str:

@@ -31,10 +31,6 @@ _SHOWN_WORDS = 5  # of those that are left out, in a warning
 class _TooLong(Exception):
     """The text is longer than can be said."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
 
 class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
     """Speaks: the component ``acoustic`` makes features of a text, ``vocoder`` makes sound of them.
@@ -99,7 +95,7 @@ class HibariRunner(InProcessRunner[TextPrompt | FeaturesPrompt, HibariEngine]):
             if len(prompt.text) > _MOST_CHARACTERS:
                 raise _TooLong(f"the text has more than {_MOST_CHARACTERS} characters")
         except _TooLong as error:
-            warnings.append({"code": "cut_short", "message": f"{error.message}; the rest is not said"})
+            warnings.append({"code": "cut_short", "message": f"{error}; the rest is not said"})
         if not pieces:
             problem = "there is nothing to say: no word of the text has a sound"
             if not prompt.is_answer:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class MelDenoiser:
     def __init__(self, dit: Any, device: torch.device) -> None:
         self._dit = dit
         self._device = device
-        self._packings: dict[tuple[tuple[int, int], ...], _Packing] = {}
+        self._packing = lru_cache(maxsize=_KEPT_PACKINGS)(partial(_Packing.of, dit, device))
 
     @torch.inference_mode()
     def begin(self, request: CodecRequest, speaker: Speaker, parameters: OdeParameters) -> MelRow:
@@ -121,7 +122,7 @@ class MelDenoiser:
         try:
             mels = self._solve(rows)
         except Exception:
-            self._packings.clear()  # memory may lack
+            self._packing.cache_clear()  # memory may lack
             raise
         for row, mel in zip(rows, mels, strict=True):
             row.mel = mel
@@ -153,7 +154,7 @@ class MelDenoiser:
     def _velocities(self, rows: Sequence[MelRow], evaluations: Sequence[Evaluation]) -> list[torch.Tensor]:
         """Return the velocity [T, mel] of each row's (time, state), in one forward."""
         dit = self._dit
-        packing = self._packing(rows)
+        packing = self._packing(tuple(row.shape for row in rows))
         times = torch.stack([time for time, _ in evaluations]).to(self._device)
         time_embeds = dit.time_embed(times)  # [R, E]
         states = zip(rows, (state for _, state in evaluations), strict=True)
@@ -164,14 +165,6 @@ class MelDenoiser:
         scale, shift = _modulation(dit.norm_out, time_embeds, packing, 2)
         predictions = dit.proj_out(dit.norm_out.norm(hidden) * (1 + scale) + shift).split(packing.frames)
         return [row.guide(prediction) for row, prediction in zip(rows, predictions, strict=True)]
-
-    def _packing(self, rows: Sequence[MelRow]) -> _Packing:
-        shapes = tuple(row.shape for row in rows)
-        packing = self._packings.pop(shapes, None) or _Packing.of(self._dit, shapes, self._device)
-        self._packings[shapes] = packing  # the last used is last
-        if len(self._packings) > _KEPT_PACKINGS:
-            del self._packings[next(iter(self._packings))]
-        return packing
 
 
 def _layer(layer: Any, hidden: torch.Tensor, time_embeds: torch.Tensor, packing: _Packing) -> torch.Tensor:
@@ -223,7 +216,7 @@ class _Packing:
     unfilled: torch.Tensor  # int64 [F] in 0 … N x S: the frames in their blocks
 
     @classmethod
-    def of(cls, dit: Any, shapes: Sequence[tuple[int, int]], device: torch.device) -> _Packing:
+    def of(cls, dit: Any, device: torch.device, shapes: Sequence[tuple[int, int]]) -> _Packing:
         """Compute the packing of rows of these shapes (G, T)."""
         frames = [lanes * length for lanes, length in shapes]
         lengths = [length for lanes, length in shapes for _ in range(lanes)]

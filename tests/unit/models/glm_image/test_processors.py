@@ -15,7 +15,7 @@ from omni_jobs.pipelines.stage_config import Pipeline
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import encoded, source_of
 from workers.models.glm_image.ar_component import GENERATE
-from workers.models.glm_image.parameters import DecodeParameters, DenoiseParameters, GenerateParameters
+from workers.models.glm_image.parameters import DenoiseParameters, GenerateParameters
 from workers.models.glm_image.processors import Text2TokensProcessor, Tokens2LatentsProcessor
 from workers.models.pictures.latents2pixels import Latents2PixelsProcessor
 from workers.runners.ar.parameters import ArParameters
@@ -227,7 +227,7 @@ def test_the_flow_refuses_latents_that_are_no_numbers() -> None:
 def test_latents_become_a_prompt(pipeline: Pipeline) -> None:
     processor = Latents2PixelsProcessor(pipeline.stage("decode"), None)
     latents = torch.randn(16, 8, 12)
-    prompt = processor(stage_input({"denoise": payload(latents=latents)}, DecodeParameters()))
+    prompt = processor(stage_input({"denoise": payload(latents=latents)}, StageParameters()))
     assert torch.equal(prompt.tensors["latents"], latents)  # type: ignore[arg-type]
 
 
@@ -242,5 +242,5 @@ def test_latents_become_a_prompt(pipeline: Pipeline) -> None:
 )
 def test_latents_that_are_none(pipeline: Pipeline, given: Payload, field: str) -> None:
     with pytest.raises(PayloadCorrupt) as refused:
-        Latents2PixelsProcessor(pipeline.stage("decode"), None)(stage_input({"denoise": given}, DecodeParameters()))
+        Latents2PixelsProcessor(pipeline.stage("decode"), None)(stage_input({"denoise": given}, StageParameters()))
     assert str(refused.value.field).startswith(field)

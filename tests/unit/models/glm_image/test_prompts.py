@@ -18,17 +18,16 @@ from omni_jobs.media import ImageInfo
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
+from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.prompts.renderers import Renderers, families_of, load_renderer
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
 from tests.oracles.samples import image, image_part
 from tests.services.checkpoint import TinyCheckpoints
 from tests.source_pictures import drawn
-from workers.models.glm_image.glyphs import glyph_texts
 from workers.models.glm_image.grids import LARGEST, MOST_TOKENS, PIXELS, SMALLEST, SourceGrids, grids_of
-from workers.models.glm_image.parameters import EncodeParameters
 from workers.models.glm_image.processors import Pictures2SourcesProcessor
-from workers.models.glm_image.prompts import GlmImagePromptRenderer
+from workers.models.glm_image.prompts import GlmImagePromptRenderer, glyph_texts
 from workers.stages.types import StageInput
 
 CONFIGS = Path(__file__).parents[4] / "stage_configs"
@@ -342,7 +341,7 @@ def test_pictures_of_all_kinds_are_edited(
     found = admitted(pipelines, checkpoint, edit(data), wall)
     media = [medium.data for medium in found.unstored]
     stage = pipelines.named("glm_image").stage("encode")
-    given = StageInput("job-1", found.request, media, {}, EncodeParameters(), seed=0, capture=False, wall=wall)
+    given = StageInput("job-1", found.request, media, {}, StageParameters(), seed=0, capture=False, wall=wall)
     (pixels,) = Pictures2SourcesProcessor(stage, None)(given).tensors["pixels"]
     assert (tuple(pixels.shape), pixels.dtype) == ((96, 64, 3), torch.uint8)
     assert (pixels.int() - torch.tensor(colour)).abs().max() <= 2
