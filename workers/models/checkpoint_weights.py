@@ -37,7 +37,7 @@ def _read_weights(directory: Path, prefix: str, device: torch.device, dtype: tor
     Host memory never holds them all on their way to another device.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name in _files(directory, prefix):
+    for name in weight_files(directory, prefix):
         try:
             with safe_open(directory / name, framework="pt", device=str(device)) as file:
                 for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -48,7 +48,7 @@ def _read_weights(directory: Path, prefix: str, device: torch.device, dtype: tor
     return weights
 
 
-def _files(directory: Path, prefix: str) -> list[str]:
+def weight_files(directory: Path, prefix: str) -> list[str]:
     """Return the files that hold such weights, from the index of a sharded checkpoint. Raise ConfigError."""
     index = directory / "model.safetensors.index.json"
     file_of = read_json(index, {"weight_map": {prefix: "model.safetensors"}}).get("weight_map")

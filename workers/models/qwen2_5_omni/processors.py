@@ -9,10 +9,8 @@ the thinker, its rows [P + N - 1, H] and E its embedding table (``+`` joins rows
     M-RoPE  the thinker's positions, then two text positions; the same delta
 """
 
-import json
-import pickle
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.prompts.checkpoint_files import positive, read_json
+from workers.models.checkpoint_weights import weight_files
 from workers.models.flow_processor import FlowProcessor
+from workers.models.qwen2_5_omni.checkpoint import read_speakers, talker_ids
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
 from workers.runners.ar.parameters import ArParameters
@@ -32,7 +31,6 @@ from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
 _EMBEDDING = "thinker.model.embed_tokens.weight"
-_SPEAKERS = "spk_dict.pt"
 
 
 class Thinker2TalkerProcessor(FlowProcessor):
@@ -45,17 +43,16 @@ class Thinker2TalkerProcessor(FlowProcessor):
         """Read config, speakers and embeddings. Raise ConfigError when the model or one of them is missing or wrong."""
         super().__init__(stage, model)
         model = needed_model(model, stage)
-        config = _talker_config(model.path, stage.name)
-        self._mask: int = config.tts_codec_mask_token_id
-        self._codec_prompt: list[int] = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
-        speakers = _speaker_tokens(model.path / _SPEAKERS, stage.name)
-        if unknown := sorted(set(model.voices) - set(speakers)):
-            raise ConfigError(f"the checkpoint has no speaker {unknown[0]!r}", field="voices", stage=stage.name)
+        ids = talker_ids(model.path, "codec_mask", "codec_pad", "codec_start", "text_end", "text_pad")
+        self._mask, *self._codec_prompt, end, pad = ids
+        speakers = read_speakers(model.path, model.voices)
         self._default_voice = model.voices[0] if model.voices else next(iter(speakers))
-        ids = {**speakers, "": config.tts_text_end_token_id, " ": config.tts_text_pad_token_id}
-        rows = _embedding_rows(model.path, ids, stage.name)
-        self._end, self._pad = rows.pop(""), rows.pop(" ")  # [1, H] each
-        self._speakers = rows
+        try:
+            begins = {name: int(speaker["bos_token"]) for name, speaker in speakers.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"a speaker has no bos_token: {error}", field="voices", stage=stage.name) from error
+        self._end, self._pad, *rows = _embedding_rows(model.path, [end, pad, *begins.values()])  # [1, H] each
+        self._speakers = dict(zip(begins, rows, strict=True))
 
     def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         """Return the prompt from the thinker's payload; its additional information is the feed and M-RoPE positions.
@@ -117,10 +114,7 @@ class Talker2Code2WavProcessor(FlowProcessor):
         """Read the codec's end tokens. Raise ConfigError when there is no model or its config lacks these tokens."""
         super().__init__(stage, model)
         model = needed_model(model, stage)
-        file = model.path / "config.json"
-        ends = ("tts_codec_pad_token_id", "tts_codec_end_token_id")  # both end the talker's codes
-        config = read_json(file)
-        self._ends = torch.tensor([positive(config, ("talker_config", name), str(file)) for name in ends])
+        self._ends = torch.tensor(talker_ids(model.path, "codec_pad", "codec_end"))  # both end the talker's codes
         self._default_voice = model.voices[0] if model.voices else None
 
     def __call__(self, stage_input: StageInput[OdeParameters]) -> DiffusionPrompt[OdeParameters]:
@@ -142,36 +136,15 @@ class Talker2Code2WavProcessor(FlowProcessor):
         return DiffusionPrompt({"codes": spoken}, {"voice": voice}, stage_input.parameters, stage_input.seed)
 
 
-def _talker_config(path: Path, stage: str) -> Any:
-    from transformers import Qwen2_5OmniConfig
-
-    try:
-        return Qwen2_5OmniConfig.from_pretrained(path, local_files_only=True).talker_config
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}/config.json has no talker: {error}", field="model.path", stage=stage) from error
-
-
-def _speaker_tokens(path: Path, stage: str) -> dict[str, int]:
-    """Return each speaker's begin token. Only tensors and plain containers are unpickled. Raise ConfigError."""
-    try:
-        speakers = torch.load(path, map_location="cpu", weights_only=True)
-        return {str(name): int(speaker["bos_token"]) for name, speaker in speakers.items()}
-    except (OSError, pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{path} is not a table of speakers: {error}", field="model.path", stage=stage) from error
-
-
-def _embedding_rows(path: Path, ids: dict[str, int], stage: str) -> dict[str, torch.Tensor]:
+def _embedding_rows(checkpoint: Path, tokens: Sequence[int]) -> list[torch.Tensor]:
     """Read these rows [1, H] of the thinker's embedding table, and no other weights. Raise ConfigError."""
-    index = path / "model.safetensors.index.json"
+    files = weight_files(checkpoint, _EMBEDDING) or ["model.safetensors"]
     try:
-        file = "model.safetensors"
-        if index.is_file():
-            file = json.loads(index.read_text(encoding="utf-8"))["weight_map"][_EMBEDDING]
-        with safe_open(path / file, framework="pt") as weights:
+        with safe_open(checkpoint / files[0], framework="pt") as weights:
             table = weights.get_slice(_EMBEDDING)
             size = table.get_shape()[0]
-            if outside := [token for token in ids.values() if not 0 <= token < size]:
-                raise ConfigError(f"token {outside[0]} is outside {_EMBEDDING}", field="model.path", stage=stage)
-            return {name: table[token : token + 1] for name, token in ids.items()}
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"{path} has no {_EMBEDDING}: {error}", field="model.path", stage=stage) from error
+            if outside := [token for token in tokens if not 0 <= token < size]:
+                raise ConfigError(f"token {outside[0]} is outside {_EMBEDDING}", file=str(checkpoint / files[0]))
+            return [table[token : token + 1] for token in tokens]
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"there is no {_EMBEDDING}: {error}", file=str(checkpoint / files[0])) from error

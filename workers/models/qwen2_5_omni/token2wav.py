@@ -20,6 +20,7 @@ import torch
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
 from workers.models.checkpoint_weights import load_module
+from workers.models.qwen2_5_omni.checkpoint import read_speakers
 from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.saved_row import weights_fingerprint
@@ -41,7 +42,7 @@ def load_token2wav(checkpoint: Path, device: torch.device, *, voices: Sequence[s
 
     config = _read_config(checkpoint)
     model = load_module(Qwen2_5OmniToken2WavModel, config, checkpoint, "token2wav.", device, torch.float32)
-    return Token2Wav(model, _read_speakers(checkpoint, voices))
+    return Token2Wav(model, read_speakers(checkpoint, voices))
 
 
 def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
@@ -54,22 +55,6 @@ def _read_config(checkpoint: Path) -> Qwen2_5OmniToken2WavConfig:
     config = Qwen2_5OmniToken2WavConfig(**section)
     config._attn_implementation = "sdpa"  # Transformers' only implementation that takes this model's masks
     return config
-
-
-def _read_speakers(checkpoint: Path, voices: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
-    path = checkpoint / "spk_dict.pt"
-    try:
-        # The checkpoint's format is a pickle; weights_only allows tensors and plain containers alone.
-        speakers: dict[str, dict[str, torch.Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load passes on any error of the unpickler
-        raise ConfigError(f"the speakers cannot be read: {error}", file=str(path)) from error
-    missing = [voice for voice in voices if voice not in speakers]
-    if missing:
-        known = ", ".join(sorted(speakers))
-        raise ConfigError(
-            f"no speaker {', '.join(missing)}; the checkpoint has {known}", file=str(path), field="voices"
-        )
-    return speakers
 
 
 class Token2Wav:
