@@ -156,6 +156,7 @@ def byte_tokenizer(
             if merge not in merges:
                 merges.append(merge)
             vocabulary.setdefault("".join(merge), len(vocabulary))
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, model_max_length=context, **arguments)
+    roles: Any = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, model_max_length=context, **roles, **arguments)
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
     return tokenizer

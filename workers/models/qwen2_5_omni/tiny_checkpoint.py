@@ -133,8 +133,7 @@ def _write(directory: Path, seed: int) -> None:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    tokenizer = byte_tokenizer(_SPECIAL_TOKENS, context=_CONTEXT, extra_special_tokens=_NAMED_TOKENS, **roles)
+    tokenizer = byte_tokenizer(_SPECIAL_TOKENS, context=_CONTEXT, extra_special_tokens=_NAMED_TOKENS)
     tokenizer.save_pretrained(directory)
 
 

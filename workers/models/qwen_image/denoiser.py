@@ -19,11 +19,10 @@ from workers.models.pictures.diffusers_checkpoint import denoising_dtype, finger
 from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
 from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import PictureVae, finite_floats
-from workers.models.qwen_image.latents import TOKEN, noise, unpack
+from workers.models.qwen_image.latents import TOKEN, Sources, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
 from workers.models.qwen_image.schedule import qwen_schedule
 from workers.models.qwen_image.size import Size
-from workers.models.qwen_image.sources import Sources
 from workers.models.qwen_image.template import MAX_EDIT_TOKENS, MAX_TEXT_TOKENS
 from workers.models.qwen_image.vae import load_vae
 from workers.runners.diffusion.model import Cost

@@ -141,8 +141,7 @@ def _text_encoder() -> Any:
 
 def _tokenizer(template: str, marks: Iterable[str]) -> Any:
     words = [*marks, *re.findall(r" ?[A-Za-z]+", re.sub(r"<\|\w+\|>", "\n", template))]
-    roles: dict[str, Any] = {"unk_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT, **roles)
+    return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT)
 
 
 TINY = TinyDirectory(version=1, write=_write)

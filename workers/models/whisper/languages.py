@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from omni_jobs.errors import ConfigError
+from omni_jobs.errors import ConfigError, InvalidInput, ModelError
 from workers.models.whisper.parameters import LANGUAGES, WhisperParameters
 
 ENGLISH = frozenset({"en"})
 
 # CTranslate2 tells them apart in the same way: models of English alone have a token less, and all language tokens too.
 _MULTILINGUAL_TOKENS = 51_865
-
-
-class Refusal(NamedTuple):
-    """A parameter that a checkpoint cannot follow, and why."""
-
-    field: str
-    message: str
 
 
 def languages_of(model_dir: Path) -> frozenset[str]:
@@ -34,17 +26,17 @@ def languages_of(model_dir: Path) -> frozenset[str]:
     return LANGUAGES.intersection(token[2:-2] for token in tokens if token[:2] == "<|" and token[-2:] == "|>")
 
 
-def refusal(parameters: WhisperParameters, languages: frozenset[str]) -> Refusal | None:
-    """Return the first parameter that a checkpoint of these languages cannot follow; None if it follows all."""
-    alone = languages == ENGLISH
-    if parameters.language is not None and parameters.language not in languages:
-        known = "this checkpoint knows English alone" if alone else "this checkpoint does not know the language"
-        return Refusal(
-            "language", f"{known}, not {parameters.language!r}" if alone else f"{known} {parameters.language!r}"
-        )
+def check_parameters(
+    parameters: WhisperParameters, languages: frozenset[str], error: type[InvalidInput] | type[ModelError]
+) -> None:
+    """Raise ``error`` naming the first parameter that a checkpoint of these languages cannot follow."""
+    language, alone = parameters.language, languages == ENGLISH
+    if language is not None and language not in languages:
+        if alone:
+            raise error(f"this checkpoint knows English alone, not {language!r}", field="language")
+        raise error(f"this checkpoint does not know the language {language!r}", field="language")
     if alone and parameters.task != "transcribe":
-        return Refusal("task", "this checkpoint transcribes alone: only a multilingual one translates")
-    return None
+        raise error("this checkpoint transcribes alone: only a multilingual one translates", field="task")
 
 
 def _vocabulary(model_dir: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest
 from omni_jobs.prompts.checkpoint_files import read_json
 from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.renderers import TokenlessRenderer
-from workers.models.whisper.languages import languages_of, refusal
+from workers.models.whisper.languages import check_parameters, languages_of
 from workers.models.whisper.parameters import WhisperParameters
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class WhisperPromptRenderer(TokenlessRenderer):
 
     def check_parameters(self, parameters: StageParameters) -> None:
         """Raise InvalidRequest naming the parameter that the checkpoint cannot follow."""
-        if isinstance(parameters, WhisperParameters) and (refused := refusal(parameters, self._languages)) is not None:
-            raise InvalidRequest(refused.message, field=refused.field)
+        if isinstance(parameters, WhisperParameters):
+            check_parameters(parameters, self._languages, InvalidRequest)
 
 
 def check_whisper_directory(model_dir: Path) -> None:

@@ -13,7 +13,7 @@ from faster_whisper import WhisperModel  # type: ignore[import-untyped]
 
 from omni_jobs.errors import ConfigError, ModelError, OutOfMemory
 from workers.models.whisper.engine_settings import WhisperEngine
-from workers.models.whisper.languages import languages_of, refusal
+from workers.models.whisper.languages import check_parameters, languages_of
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.prompts import check_whisper_directory
 from workers.models.whisper.speech_windows import Window, next_window
@@ -75,8 +75,7 @@ class Transcriber:
 
     def check(self, parameters: WhisperParameters) -> None:
         """Raise ModelError naming the parameter that this model cannot follow."""
-        if (refused := refusal(parameters, self.languages)) is not None:
-            raise ModelError(refused.message, field=refused.field)
+        check_parameters(parameters, self.languages, ModelError)
 
     def hear(
         self, samples: NDArray[Any], begin: int, parameters: WhisperParameters, language: str | None = None

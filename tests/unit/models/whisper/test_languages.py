@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.errors import ConfigError
-from workers.models.whisper.languages import ENGLISH, languages_of, refusal
+from omni_jobs.errors import ConfigError, InvalidRequest
+from workers.models.whisper.languages import ENGLISH, check_parameters, languages_of
 from workers.models.whisper.parameters import WhisperParameters
 
 GERMAN = frozenset({"en", "de"})
@@ -51,6 +51,10 @@ def test_a_vocabulary_that_is_none_is_named(tmp_path: Path, content: str) -> Non
 def test_what_a_checkpoint_cannot_follow_is_named(
     parameters: dict[str, str], languages: frozenset[str], field: str | None
 ) -> None:
-    found = refusal(WhisperParameters(**parameters), languages)  # type: ignore[arg-type]
-    assert (None if found is None else found.field) == field
-    assert found is None or parameters.get("language", "translates") in found.message
+    given = WhisperParameters(**parameters)  # type: ignore[arg-type]
+    if field is None:
+        check_parameters(given, languages, InvalidRequest)
+        return
+    with pytest.raises(InvalidRequest, match=parameters.get("language", "translates")) as refused:
+        check_parameters(given, languages, InvalidRequest)
+    assert refused.value.field == field
