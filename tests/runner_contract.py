@@ -35,7 +35,7 @@ class Subject:
 
     make     returns a new runner, not started
     short    returns a prompt that ends soon; prompts of different numbers differ
-    long     a prompt that reports progress, and then runs for two seconds or more
+    long     a prompt that reports progress, and then runs for a second or more
     foreign  a prompt of another runner
     slots    how many stage runs it takes at once
     exact    whether an output is the same to the last bit in company

@@ -132,6 +132,7 @@ def offline(subject: Subject) -> Iterator[OmniLLM]:
         yield llm
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
 def test_offline_gives_the_same(subject: Subject, offline: OmniLLM) -> None:
     """``OmniLLM`` on the same prompts, all at once."""
@@ -151,9 +152,13 @@ CUT_REQUEST = {
 }
 
 
+def cut_job(subject: Subject) -> JobView:
+    return finished(subject.client, subject.client.submit({"model": "qwen2_5_omni", **CUT_REQUEST}).id)
+
+
 @pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
-def test_cut_speech_is_said_by_the_job_the_command_line_and_offline(subject: Subject, offline: OmniLLM) -> None:
-    job = finished(subject.client, subject.client.submit({"model": "qwen2_5_omni", **CUT_REQUEST}).id)
+def test_cut_speech_is_said_by_the_job_and_the_command_line(subject: Subject) -> None:
+    job = cut_job(subject)
     assert job.result is not None
     thinker, talker, code2wav = job.stages
     whole = job.result["usage"]["thinker"]["completion_tokens"] < 24
@@ -169,6 +174,11 @@ def test_cut_speech_is_said_by_the_job_the_command_line_and_offline(subject: Sub
         assert "warning:" not in shown.stdout
     assert [one["message"] for one in json.loads(shown.stdout)["warnings"]] == [one.message for one in job.warnings]
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("subject", ["shipped, seed 0"], indirect=True)
+def test_cut_speech_is_said_offline(subject: Subject, offline: OmniLLM) -> None:
+    job = cut_job(subject)
     [output] = offline.generate([dict(CUT_REQUEST)])
     assert isinstance(output, OmniOutput)
     assert list(output.warnings) == job.warnings

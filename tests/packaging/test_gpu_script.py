@@ -17,10 +17,13 @@ def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_it_measures_and_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chosen", ["twelve_mixed", pytest.param("denoising or code2wav or glm_image", marks=pytest.mark.long)]
+)
+def test_it_measures_and_writes(tmp_path: Path, chosen: str) -> None:
     pytest.importorskip("diffusers")
     written = tmp_path / "gpu.json"
-    done = _run("--quick", "--json", str(written), "-q", "-k", "denoising or code2wav or glm_image", GPU_DEVICE="cpu")
+    done = _run("--quick", "--json", str(written), "-q", "-k", chosen, GPU_DEVICE="cpu")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     figures = {figure["name"]: figure for figure in json.loads(written.read_text(encoding="utf-8"))}
     assert figures["12 mixed rows: largest difference from each alone"]["value"] <= 1e-5

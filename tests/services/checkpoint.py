@@ -1,15 +1,13 @@
-"""The tiny checkpoint, one per seed and session."""
+"""The tiny checkpoints, one of each model per seed and session.
+
+A fixture imports what builds its checkpoint only when a test asks for it, because that brings torch with it: a run of
+tests that need none starts in a second.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tests.oracles.causal_lm import build_causal_lm
-from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_glm_image
-from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
-from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image
-from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint as build_tiny_qwen_image_edit
 
 TinyCheckpoints = Callable[[int], Path]
 
@@ -17,6 +15,8 @@ TinyCheckpoints = Callable[[int], Path]
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
     """``tiny_checkpoints(seed)``: the checkpoint directory of that seed."""
+    from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
+
     root = tmp_path_factory.mktemp("tiny_checkpoints")
     return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
 
@@ -30,25 +30,33 @@ def tiny_checkpoint(tiny_checkpoints: TinyCheckpoints) -> Path:
 @pytest.fixture(scope="session")
 def tiny_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny causal language model's checkpoint."""
+    from tests.oracles.causal_lm import build_causal_lm
+
     return build_causal_lm(tmp_path_factory.mktemp("tiny_causal_lm"))
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
     """``tiny_qwen_images(seed)``: the directory of the tiny Qwen-Image checkpoint of that seed."""
+    from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
+
     root = tmp_path_factory.mktemp("tiny_qwen_images")
-    return lambda seed: build_tiny_qwen_image(root / f"seed_{seed}", seed=seed)
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen_image_edits(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
     """``tiny_qwen_image_edits(seed)``: the directory of the tiny Qwen-Image-Edit checkpoint of that seed."""
+    from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint
+
     root = tmp_path_factory.mktemp("tiny_qwen_image_edits")
-    return lambda seed: build_tiny_qwen_image_edit(root / f"seed_{seed}", seed=seed)
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
 
 
 @pytest.fixture(scope="session")
 def tiny_glm_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
     """``tiny_glm_images(seed)``: the directory of the tiny GLM-Image checkpoint of that seed."""
+    from workers.models.glm_image.tiny_checkpoint import build_tiny_checkpoint
+
     root = tmp_path_factory.mktemp("tiny_glm_images")
-    return lambda seed: build_tiny_glm_image(root / f"seed_{seed}", seed=seed)
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from tinted.model import TintedLlamaForCausalLM
+from vllm.forward_context import get_forward_context
 
-from tests.unruly.family import CULPRIT, DIRECTORY, HANG
+from tests.unruly.family import CONTEXT, CULPRIT, DIRECTORY, HANG, LONG_S
 from workers.stages.types import TensorTree
 
 __all__ = ["UnrulyLlama"]
@@ -29,9 +30,11 @@ class UnrulyLlama(TintedLlamaForCausalLM):
             _misbehave("named_outputs")
         return {"mean": rows.mean(dim=0)}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, input_ids: Any, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _misbehave("forward")
-        return super().forward(*args, **kwargs)
+        if positions.shape[-1] >= CONTEXT and get_forward_context().attn_metadata is not None:  # None: vLLM warms up
+            time.sleep(LONG_S)
+        return super().forward(input_ids, positions, *args, **kwargs)
 
 
 def _misbehave(method: str) -> None:

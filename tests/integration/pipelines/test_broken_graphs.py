@@ -4,7 +4,6 @@ import os
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from omni_jobs.api import shared_checks
 from omni_jobs.api.services import Services
 from omni_jobs.cli import app
 from omni_jobs.errors import ConfigError
@@ -99,17 +99,18 @@ def test_a_process_ends_its_start_with_one_line(configs: Path, command: list[str
 
 
 @pytest.fixture
-def api(configs: Path, database_url: str, valkey_url: str, tiny_checkpoint: Path) -> Iterator[ApiServer]:
+def api(
+    configs: Path, sqlite_url: str, valkey_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ApiServer]:
+    monkeypatch.setattr(shared_checks, "_KEPT_S", 0.0)  # each /readyz tells of the files as they are now
     (configs / FILE).write_text(GOOD, encoding="utf-8")
-    given = settings_of(configs, database_url, valkey_url)
+    given = settings_of(configs, sqlite_url, valkey_url)
     served = {"pipelines": ("omni", "echo"), "models": {"omni": tiny_checkpoint}}
     with serve(given.model_copy(update=served)) as server:
         yield server
 
 
 def ready(api: ApiServer) -> dict[str, Any]:
-    """Return what /readyz says of the files as they are now; what it said a moment ago is kept for a second."""
-    time.sleep(1.1)
     answer = api.http.get("/readyz")
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
@@ -139,9 +140,9 @@ def test_readyz_names_what_was_broken_since_the_start(api: ApiServer, configs: P
     assert ready(api)["status"] == "ready"
 
 
-def test_readyz_looks_only_at_what_is_served(configs: Path, database_url: str, valkey_url: str) -> None:
+def test_readyz_looks_only_at_what_is_served(configs: Path, sqlite_url: str, valkey_url: str) -> None:
     (configs / FILE).write_text(GOOD, encoding="utf-8")
-    given = settings_of(configs, database_url, valkey_url)
+    given = settings_of(configs, sqlite_url, valkey_url)
     with serve(given.model_copy(update={"pipelines": ("echo",)})) as api:
         (configs / FILE).write_text(BROKEN[0].text, encoding="utf-8")
         ready = api.http.get("/readyz").json()

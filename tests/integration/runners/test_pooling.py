@@ -24,7 +24,7 @@ from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from tests.oracles.ar import quiet
 from tests.oracles.causal_lm import CONTEXT
-from tests.processes import descendants, until_gone
+from tests.processes import one_process_an_engine
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.parameters import PoolingParameters
@@ -121,7 +121,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner(checkpoint: Path) -> AsyncIterator[PoolingRunner]:
     started = PoolingRunner(args(checkpoint, **CROWDED))
-    await started.start()
+    with one_process_an_engine():
+        await started.start()
     yield started
     await started.close()
 
@@ -249,8 +250,6 @@ async def test_a_killed_engine_ends_the_runs(runner: PoolingRunner) -> None:
     ]
     await begun.wait()
     (engine,) = multiprocessing.active_children()
-    assert engine.pid is not None
-    ranks = descendants(engine.pid)
     engine.kill()
     async with asyncio.timeout(30):
         ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -261,4 +260,3 @@ async def test_a_killed_engine_ends_the_runs(runner: PoolingRunner) -> None:
     assert not runner.healthy
     with pytest.raises(EngineDead):
         await runner.run(prompt(3), quiet)
-    until_gone(ranks, 10)

@@ -223,7 +223,7 @@ async def test_ar(unruly_family: Unruly) -> None:
 
 
 async def test_pooling(unruly_family: Unruly) -> None:
-    context = unruly.CONTEXT  # a prompt of this length takes the tiny model some seconds
+    context = unruly.CONTEXT  # a prompt of this length, with its negative, takes the model a second
     engine = {
         "dtype": "float32",
         "enforce_eager": True,
