@@ -121,6 +121,7 @@ class StageHost:
 
         Raises ConfigError.
         """
+        gc.set_threshold(100_000, 50, 50)  # a load makes a million objects to stay; ``keep_what_is_loaded`` ends this
         from omni_jobs.storage import open_store
         from workers.execution.stage_llm import StageLLM
 

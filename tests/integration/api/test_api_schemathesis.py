@@ -1,4 +1,4 @@
-"""The API against its own document: a short seeded run of schemathesis, all phases."""
+"""The API against its own document: a seeded run of schemathesis, all phases, with few examples and with many."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ CONFIG = """
 seed = 15
 
 [generation]
-max-examples = 8
+max-examples = EXAMPLES
 database = "none"
 
 [checks]
@@ -54,7 +54,10 @@ checks.negative_data_rejection.enabled = false
 
 
 @pytest.mark.timeout(180)
-def test_the_api_is_as_its_document_says(tmp_path: Path, valkey_server: str, tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("examples", [3, pytest.param(8, marks=pytest.mark.long)])
+def test_the_api_is_as_its_document_says(
+    tmp_path: Path, valkey_server: str, tiny_checkpoint: Path, examples: int
+) -> None:
     settings = Settings(
         data_dir=tmp_path / "data",
         broker_url=valkey_server,  # type: ignore[arg-type]
@@ -63,7 +66,7 @@ def test_the_api_is_as_its_document_says(tmp_path: Path, valkey_server: str, tin
     )
     settings.data_dir.mkdir()
     Database(settings.resolved_database_url).migrate()
-    (tmp_path / "schemathesis.toml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "schemathesis.toml").write_text(CONFIG.replace("EXAMPLES", str(examples)), encoding="utf-8")
     (tmp_path / "lines_hook.py").write_text(HOOKS, encoding="utf-8")
     with serve(settings) as api:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://{api.host}:{api.port}/openapi.json"]

@@ -784,12 +784,13 @@ class JobsMachine(RuleBasedStateMachine):
         return {self.model.find(stage_run_id)[1].queue for stage_run_id in stage_run_ids}
 
 
-def test_histories_follow_the_model(database: Database) -> None:
+@pytest.mark.parametrize("histories", [12, pytest.param(30, marks=pytest.mark.long)])
+def test_histories_follow_the_model(database: Database, histories: int) -> None:
     machine: Callable[[], JobsMachine] = type("Machine", (JobsMachine,), {"database": database})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=histories,
             stateful_step_count=50,
             deadline=None,
             database=None,

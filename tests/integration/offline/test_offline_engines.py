@@ -114,6 +114,7 @@ outputs:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_embeddings_between_two_engines(tiny_causal_lm: Path, tmp_path: Path) -> None:
     """A pooling stage's bfloat16 rows are another stage's prompt, whose answer is that of Transformers."""

@@ -18,6 +18,8 @@ from workers.stages.types import StageInput
 
 pytest.importorskip("vllm")
 
+pytestmark = pytest.mark.long  # test_offline_edits shows what its stages do, with pictures as sources
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tiny_qwen_images: Callable[[int], Path]) -> Path:

@@ -8,19 +8,29 @@ from omni_jobs.errors import StackError
 from omni_jobs.settings import Settings
 from omni_jobs.stack.child import ChildState
 from omni_jobs.stack.embedded import EmbeddedStack
-from tests.broken_graphs import GOOD
 
 pytest.importorskip("vllm")
 
 pytestmark = pytest.mark.timeout(600)
 
-ENGINE = """\
-    produces: hidden_states
+CONFIG = """\
+name: omni
+version: "1"
+model:
+  family: qwen2_5_omni
+stages:
+  thinker:
+    kind: ar
+    component: thinker
+    processor: chat
+    produces: text
     engine:
       enforce_eager: true
       smell: 1
       cpu:
         enforce_eager: perhaps
+outputs:
+  text: {stage: thinker}
 """
 
 
@@ -28,7 +38,7 @@ def test_a_worker_names_file_line_and_field_and_is_not_started_again(tiny_checkp
     configs = tmp_path / "stage_configs"
     configs.mkdir()
     path = configs / "omni.yaml"
-    path.write_text(GOOD.replace("    produces: hidden_states\n", ENGINE), encoding="utf-8")
+    path.write_text(CONFIG, encoding="utf-8")
     settings = Settings(
         data_dir=tmp_path / "data", stage_configs=configs, models={"omni": tiny_checkpoint}, device="cpu"
     )
