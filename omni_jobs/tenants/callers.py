@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -21,8 +20,6 @@ from omni_jobs.tenants.tenant_store import Tenants
 
 if TYPE_CHECKING:
     from omni_jobs.tenants.request_rates import RequestRates
-
-T = TypeVar("T")
 
 _KNOWN_WITHIN_S: Final = 1.0
 
@@ -43,10 +40,12 @@ class Callers:
         self._header = settings.tenant_header
         self._keys: Lookups[Caller] = Lookups(ApiKeys(db).find_all)
         self._sessions = Sessions(db)
-        self._browsers: Lookups[Caller] = Lookups(_each(self._sessions.find))
+        self._browsers: Lookups[Caller] = Lookups(self._sessions.find_all)
         self._for_sessions = CapacityLimiter(1)  # a thread to begin and end them
         tenants = Tenants(db)
-        self._limits: Lookups[Limits] = Lookups(_each(lambda name: (tenants.limits(name), float("inf"))))
+        self._limits: Lookups[Limits] = Lookups(
+            lambda names: {name: (limits, float("inf")) for name, limits in tenants.limits_of(names).items()}
+        )
         self._settings = settings
         self._rates: RequestRates | None = None
 
@@ -145,16 +144,6 @@ def _digest_of_key(headers: Headers) -> str | None:
     values = headers.getlist("authorization")
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     return digest_of(key) if scheme.lower() == "bearer" else None
-
-
-def _each(find: Callable[[str], tuple[T | None, float]]) -> Callable[[Sequence[str]], dict[str, tuple[T, float]]]:
-    """Return a function that finds several things, one after another."""
-
-    def found(names: Sequence[str]) -> dict[str, tuple[T, float]]:
-        each = {name: find(name) for name in names}
-        return {name: (thing, true_for_s) for name, (thing, true_for_s) in each.items() if thing is not None}
-
-    return found
 
 
 _ANYBODY = Caller(sees_all=True, operates=True)

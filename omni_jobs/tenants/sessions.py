@@ -3,12 +3,15 @@
 import hashlib
 import re
 import secrets
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, case, delete, insert, literal, select
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, SessionRow, TenantRow
 from omni_jobs.errors import Unauthenticated
 from omni_jobs.tenants.caller import Caller, Scope
@@ -42,19 +45,14 @@ class Sessions:
             raise Unauthenticated
         return session_id
 
-    def find(self, digest: str) -> tuple[Caller | None, float]:
-        """Return the caller that has a session, and for how many seconds the session lives on.
+    def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
+        """Return the callers that have these sessions, by digest, each with for how many seconds its session lives on.
 
-        The caller may read and nothing else. It is None for a session that is unknown or ended, or whose key is
-        revoked or expired, by the database's clock.
+        A caller may read and nothing else. Sessions that are unknown or ended, or whose key is revoked or expired, by
+        the database's clock, are left out.
         """
-        row = self._db.read(lambda tx: tx.execute(_FOUND, {"digest": digest}).one_or_none())
-        if row is None:
-            return None, float("inf")
-        operates = Scope.ADMIN.value in row.scopes
-        scopes = frozenset({Scope.READ}) if operates or Scope.READ.value in row.scopes else frozenset[Scope]()
-        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=operates)
-        return caller, row.ends_at - row.at
+        rows = self._db.read(lambda tx: tx.execute(_FOUND, {"digests": listed(digests)}).all())
+        return {row.digest: (_reader(row), row.ends_at - row.at) for row in rows}
 
     def end(self, digest: str) -> None:
         """End a session. Do nothing if there is none."""
@@ -67,11 +65,19 @@ class Sessions:
 
 # Built once, because SQLAlchemy would visit every part of it with every call.
 _FOUND = (
-    select(SessionRow.ends_at, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits, now().label("at"))
+    select(
+        SessionRow.digest, SessionRow.ends_at, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits, now().label("at")
+    )
     .join(ApiKeyRow, ApiKeyRow.id == SessionRow.key_id)
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
-    .where(SessionRow.digest == bindparam("digest"), SessionRow.ends_at > now(), *KEY_COUNTS)
+    .where(one_of(SessionRow.digest, bindparam("digests")), SessionRow.ends_at > now(), *KEY_COUNTS)
 )
+
+
+def _reader(row: Any) -> Caller:
+    operates = Scope.ADMIN.value in row.scopes
+    scopes = frozenset({Scope.READ}) if operates or Scope.READ.value in row.scopes else frozenset[Scope]()
+    return Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=operates)
 
 
 def _begin(tx: Connection, digest: str, key_digest: str) -> bool:

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow, TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
@@ -44,11 +46,10 @@ class Tenants:
         query = _TENANTS.order_by(TenantRow.name)
         return self._db.read(lambda tx: [TenantView.model_validate(row) for row in tx.execute(query)])
 
-    def limits(self, name: str) -> Limits | None:
-        """Return a tenant's limits, or None if there is no tenant of this name."""
-        query = select(TenantRow.limits).where(TenantRow.name == name)
-        found = self._db.read(lambda tx: tx.execute(query).scalar_one_or_none())
-        return None if found is None else Limits.model_validate(found)
+    def limits_of(self, names: Sequence[str]) -> dict[str, Limits]:
+        """Return tenants' limits by name; names that no tenant has are left out."""
+        rows = self._db.read(lambda tx: tx.execute(_LIMITS, {"names": listed(names)}).all())
+        return {row.name: Limits.model_validate(row.limits) for row in rows}
 
     def set(self, name: str, weight: float | None = None, limits: Mapping[str, int | None] | None = None) -> TenantView:
         """Change what is given of a tenant, and return it. A limit of None goes. API servers know within 5 s.
@@ -71,6 +72,7 @@ class Tenants:
 
 
 _TENANTS = select(TenantRow.name, TenantRow.weight, TenantRow.limits, TenantRow.created_at)
+_LIMITS = select(TenantRow.name, TenantRow.limits).where(one_of(TenantRow.name, bindparam("names")))
 
 
 def _create(tx: Connection, name: str, weight: float, limits: Limits) -> TenantView:

@@ -54,9 +54,9 @@ def test_a_tenant_is_made_changed_and_deleted(tenants: Tenants) -> None:
     assert (changed.weight, changed.limits) == (3.0, Limits(queued_jobs=10, media_bytes=5))
     assert tenants.set("acme", weight=0.5).limits == changed.limits
     assert [tenant.name for tenant in tenants.all()] == ["acme"]
-    assert tenants.limits("acme") == changed.limits
+    assert tenants.limits_of(["acme", "globex"]) == {"acme": changed.limits}
     tenants.delete("acme")
-    assert (tenants.all(), tenants.limits("acme")) == ([], None)
+    assert (tenants.all(), tenants.limits_of(["acme"])) == ([], {})
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1e9, 0.0009, 1000.1, math.nan, math.inf, -math.inf])
@@ -134,7 +134,7 @@ def test_a_first_submit_that_goes_on_is_waited_for(database: Database, tenants: 
             wait([deleted], 1.0)
         with pytest.raises(Conflict, match="1 unfinished jobs"):
             deleted.result(WAIT_S)
-    assert tenants.limits("acme") is not None
+    assert tenants.limits_of(["acme"])
 
 
 def test_a_first_submit_waits_for_who_deletes_its_tenant(database: Database, tenants: Tenants) -> None:
@@ -182,7 +182,7 @@ def test_a_key_made_while_its_tenant_is_deleted_goes_with_it(tenants: Tenants, k
         name = f"t{number}"
         tenants.create(name)
         at_once(lambda name=name: tenants.delete(name), lambda name=name: keys.create(name, ["read"]))
-        assert (tenants.limits(name), keys.all(name)) == (None, [])
+        assert (tenants.limits_of([name]), keys.all(name)) == ({}, [])
 
 
 # Keys
