@@ -7,7 +7,7 @@ text and not used.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.payloads.header_json import check_text
@@ -16,7 +16,6 @@ from omni_jobs.payloads.safetensors_file import METADATA, encode_header, read_te
 from omni_jobs.payloads.tensor import FLOAT_DTYPES, Tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from typing_extensions import Buffer
 
 PROMPT_EMBEDS: Final = "prompt_embeds"
@@ -42,14 +41,6 @@ class PromptEmbedsPayload:
         if self.embeds.dtype not in FLOAT_DTYPES:
             raise PayloadError(f"{self.embeds.dtype} is not a float dtype", field=f"{PROMPT_EMBEDS}.dtype")
 
-    @classmethod
-    def from_numpy(cls, array: NDArray[Any]) -> PromptEmbedsPayload:
-        """Return prompt embeddings that view an array of floats [tokens, hidden size].
-
-        Copies the array if it is not contiguous or not little-endian. Raises PayloadError for another shape or dtype.
-        """
-        return cls(Tensor.from_numpy(array))
-
     def encode(self) -> bytes:
         """Return the embeddings as the bytes of a safetensors file with one tensor, ``prompt_embeds``."""
         return b"".join([encode_header([(PROMPT_EMBEDS, self.embeds)], None), self.embeds.data])
@@ -71,13 +62,10 @@ class PromptEmbedsPayload:
         except PayloadError as error:
             raise as_decode_error(error, key=key, within=PROMPT_EMBEDS) from error
 
-    def check_finite(self, *, key: str | None = None) -> None:
-        """Raise PayloadCorrupt if an embedding holds an infinity or a NaN, which would spread through a batch.
-
-        The error names ``key``, or else the payload's own.
-        """
+    def check_finite(self) -> None:
+        """Raise PayloadCorrupt if an embedding holds an infinity or a NaN, which would spread through a batch."""
         if not self.embeds.is_finite():
-            raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=key or self.key, stage=self.stage)
+            raise PayloadCorrupt("an element is not finite", field=PROMPT_EMBEDS, key=self.key, stage=self.stage)
 
 
 def _check_metadata(metadata: object) -> None:

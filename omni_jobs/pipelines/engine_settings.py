@@ -27,17 +27,18 @@ class EngineSettings(BaseModel):
     ) -> Self:
         """Return the settings on this kind of device, with an environment's memory shares in place of their own.
 
-        ``gpu_memory_utilization`` is for GPUs, ``kv_cache_memory_bytes`` for the CPU, each for runners that have such
-        a setting. None leaves the stage config's.
+        Each is for runners that have such a setting. ``gpu_memory_utilization`` is for GPUs, where it replaces
+        ``kv_cache_memory_bytes`` too, to which vLLM would give precedence. ``kv_cache_memory_bytes`` is for CPUs. None
+        leaves the stage config's. Raises pydantic's ValidationError for a share that is out of bounds.
         """
         engine = self.on(device)
-        if (
-            device == "cuda"
-            and gpu_memory_utilization is not None
-            and "gpu_memory_utilization" in type(self).model_fields
-        ):
-            return engine.model_copy(update={"gpu_memory_utilization": gpu_memory_utilization})
-        return engine
+        shares: dict[str, float | None] = {}
+        if device == "cuda" and gpu_memory_utilization is not None:
+            shares = {"gpu_memory_utilization": gpu_memory_utilization, "kv_cache_memory_bytes": None}
+        if device == "cpu" and kv_cache_memory_bytes is not None:
+            shares = {"kv_cache_memory_bytes": kv_cache_memory_bytes}
+        changes = {name: share for name, share in shares.items() if name in type(self).model_fields}
+        return type(self).model_validate(engine.model_dump(exclude_unset=True) | changes) if changes else engine
 
     def decisive(self) -> dict[str, Any]:
         """Return those settings that decide a job's result and are not left at their defaults, as JSON."""

@@ -57,6 +57,6 @@ def seeds() -> list[bytes]:
 def _written(
     tensors: Mapping[str, Any], values: Mapping[str, Any], *, embeds: np.ndarray[Any, Any] | None = None
 ) -> bytes:
-    prompt_embeds = None if embeds is None else PromptEmbedsPayload.from_numpy(embeds)
+    prompt_embeds = None if embeds is None else PromptEmbedsPayload(Tensor.from_numpy(embeds))
     manifest = Manifest("hidden_states", "job-0198", "thinker", 1)
     return b"".join(Payload(manifest, prompt_embeds, AdditionalInformationPayload(tensors, values)).buffers())

@@ -53,14 +53,14 @@ def test_what_torch_writes_is_read() -> None:
 
 @pytest.mark.parametrize("array", [ROWS, ROWS.T[::-1], ROWS[:0], ROWS.astype(">f8"), ROWS[:, ::2]])
 def test_what_is_encoded_is_what_safetensors_writes(array: np.ndarray[Any, Any]) -> None:
-    encoded = PromptEmbedsPayload.from_numpy(array).encode()
+    encoded = PromptEmbedsPayload(Tensor.from_numpy(array)).encode()
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     assert encoded == safetensors.numpy.save({"prompt_embeds": plain})
     assert np.array_equal(PromptEmbedsPayload.decode(encoded, MAX_BYTES).embeds.numpy(), array)
 
 
 def test_decoding_copies_nothing() -> None:
-    encoded = PromptEmbedsPayload.from_numpy(np.zeros((1 << 10, 1 << 11), np.float32)).encode()
+    encoded = PromptEmbedsPayload(Tensor.from_numpy(np.zeros((1 << 10, 1 << 11), np.float32))).encode()
     tracemalloc.start()
     try:
         received = PromptEmbedsPayload.decode(encoded, MAX_BYTES)
@@ -120,7 +120,7 @@ def test_limits() -> None:
 
 
 def test_a_payload_with_embeddings_alone_is_such_a_file() -> None:
-    sent = PromptEmbedsPayload.from_numpy(ROWS)
+    sent = PromptEmbedsPayload(Tensor.from_numpy(ROWS))
     data = b"".join(Payload(Manifest("embeds", "job-1", "first", 1), sent).buffers())
     assert PromptEmbedsPayload.decode(data, MAX_BYTES) == sent
 
@@ -130,11 +130,11 @@ def test_a_payload_with_embeddings_alone_is_such_a_file() -> None:
 @pytest.mark.parametrize("at", [0, 70_000, -1])
 def test_one_number_that_is_not_finite(dtype: torch.dtype, value: float, at: int) -> None:
     rows = torch.full((300, 500), torch.finfo(dtype).max, dtype=dtype)
-    embeds = PromptEmbedsPayload(from_torch(rows))  # shares the memory
+    embeds = PromptEmbedsPayload(from_torch(rows), key="uploads/1")  # shares the memory
     embeds.check_finite()
     rows.view(-1)[at] = value
     with pytest.raises(PayloadCorrupt, match="not finite") as raised:
-        embeds.check_finite(key="uploads/1")
+        embeds.check_finite()
     assert (raised.value.field, raised.value.key) == ("prompt_embeds", "uploads/1")
 
 

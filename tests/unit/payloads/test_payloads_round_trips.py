@@ -104,7 +104,7 @@ def test_bytes_at_any_address() -> None:
     for offset in range(1, 8):
         array = np.frombuffer(data, "<f8", count=4, offset=offset)
         assert same(round_trip(array), array)
-    sent = Payload(MANIFEST, PromptEmbedsPayload.from_numpy(np.arange(6.0).reshape(2, 3)))
+    sent = Payload(MANIFEST, PromptEmbedsPayload(Tensor.from_numpy(np.arange(6.0).reshape(2, 3))))
     shifted = memoryview(b"\x00" + b"".join(sent.buffers()))[1:]
     assert Payload.decode(shifted, MAX_BYTES) == sent
 

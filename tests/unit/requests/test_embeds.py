@@ -75,7 +75,7 @@ def test_bfloat16_and_what_other_libraries_write(admitting: Admit, hidden_size: 
 
     embeds = torch.randn(4, hidden_size, dtype=torch.bfloat16)
     written_by_torch = save_torch({"prompt_embeds": embeds}, metadata={"format": "pt"})
-    for data in (written_by_torch, PromptEmbedsPayload.from_numpy(rows(2, hidden_size)).encode()):
+    for data in (written_by_torch, PromptEmbedsPayload(Tensor.from_numpy(rows(2, hidden_size))).encode()):
         assert [medium.data for medium in admitting(data).unstored] == [data]
 
 

@@ -192,23 +192,6 @@ class VllmEngine(VllmArguments, EngineSettings):
         """Return the keyword arguments for vLLM's ``AsyncEngineArgs``; vLLM chooses those that are not set."""
         return {name: value for name, value in self._on(device).items() if value is not None}
 
-    def with_memory_shares(
-        self, device: Device, *, gpu_memory_utilization: float | None, kv_cache_memory_bytes: int | None
-    ) -> Self:
-        """Return the settings on this kind of host, with an environment's memory shares in place of their own.
-
-        ``gpu_memory_utilization`` is for GPUs, where it replaces ``kv_cache_memory_bytes`` too, to which vLLM would
-        give precedence. ``kv_cache_memory_bytes`` is for CPUs. None leaves the stage config's. Raises pydantic's
-        ValidationError for a share that is out of bounds.
-        """
-        engine = self.on(device)
-        changes: dict[str, Any] = {}
-        if device == "cuda" and gpu_memory_utilization is not None:
-            changes = {"gpu_memory_utilization": gpu_memory_utilization, "kv_cache_memory_bytes": None}
-        if device == "cpu" and kv_cache_memory_bytes is not None:
-            changes = {"kv_cache_memory_bytes": kv_cache_memory_bytes}
-        return type(self).model_validate(engine.model_dump(exclude_unset=True) | changes) if changes else engine
-
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide a job's result, a dict of JSON: the engine's part of the pipeline's digest.
 
