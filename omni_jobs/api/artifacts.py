@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -52,47 +51,44 @@ async def get_artifact(
     """
 
     def answer() -> Response:
-        asked = _Asked(request.state.method == "HEAD", range_, if_range, if_none_match)
-        return _answer(services, _find(services, job_id, name, caller.sees), asked, caller.sees)
+        artifact = _find(services, job_id, name, caller.sees)
+        headers = _headers(artifact)
+        if if_none_match is not None and _has_etag(if_none_match, headers["ETag"]):
+            return Response(status_code=304, headers=headers)
+        span = _span(range_, artifact.ref.size) if if_range in (None, headers["ETag"]) else None
+        return _answer(services, artifact, span, caller.sees, head_only=request.state.method == "HEAD")
 
     return await services.artifact_threads.run(caller.sees, answer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a request's headers say of the part of an artifact that is wanted."""
-
-    head_only: bool
-    range: str | None
-    if_range: str | None
-    if_none_match: str | None
-
-
-def _answer(services: Services, artifact: StoredArtifact, asked: _Asked, tenant: str | None) -> Response:
-    """Return the answer with an artifact, or with the part of it that is asked for. Raises RangeNotSatisfiable."""
-    ref = artifact.ref
-    is_shown = artifact.media_type in SHOWN_TYPES
-    headers = {
-        "ETag": f'"{ref.digest}"',
-        "Content-Disposition": f'{"inline" if is_shown else "attachment"}; filename="{artifact.name}"',
+def _headers(artifact: StoredArtifact) -> dict[str, str]:
+    """Return the headers of every answer that has an artifact, or says that the client has it."""
+    disposition = "inline" if artifact.media_type in SHOWN_TYPES else "attachment"
+    return {
+        "ETag": f'"{artifact.ref.digest}"',
+        "Content-Disposition": f'{disposition}; filename="{artifact.name}"',
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, immutable, max-age=86400",
     }
-    media_type = artifact.media_type if is_shown else "application/octet-stream"
-    if asked.if_none_match is not None and _has_etag(asked.if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    span = _span(asked.range, ref.size) if asked.if_range in (None, headers["ETag"]) else None
-    start, stop = span or (0, ref.size)
+
+
+def _answer(
+    services: Services, artifact: StoredArtifact, span: tuple[int, int] | None, tenant: str | None, *, head_only: bool
+) -> Response:
+    """Return the answer with an artifact, or with the part ``span`` of it. Raises RangeNotSatisfiable."""
+    ref = artifact.ref
+    headers = _headers(artifact)
+    media_type = artifact.media_type if artifact.media_type in SHOWN_TYPES else "application/octet-stream"
+    status, (start, stop) = (200, (0, ref.size)) if span is None else (206, span)
     if span is not None:
         if start >= stop:
             raise RangeNotSatisfiable(f"the artifact has {ref.size} bytes", size=ref.size, field="Range")
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
     headers["Content-Length"] = str(stop - start)
-    if asked.head_only:
-        return Response(None, 200 if span is None else 206, headers, media_type=media_type)
+    if head_only:
+        return Response(None, status, headers, media_type=media_type)
     pieces = _part(services.store.open_stream(ref), start, stop, ref.size)
-    status = 200 if span is None else 206
     if stop - start <= _STREAMED_ABOVE_BYTES:
         return Response(b"".join(pieces), status, headers, media_type=media_type)
     return StreamingResponse(

@@ -12,7 +12,7 @@ import typer
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show, show_outcome
-from omni_jobs.cli.size import PictureSize
+from omni_jobs.cli.size import picture_size, stages_of_size
 from omni_jobs.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def submit(
         request |= _settings(modalities, voice, param, seed, metadata, priority)
     if previews:
         request["previews"] = True
-    wanted = None if size is None else PictureSize.parse(size)
+    wanted = None if size is None else picture_size(size)
     with connect(url) as client:
         if body is None:
             request["model"] = pipeline or _only_pipeline(client)
         if wanted is not None:
-            request["stages"] = wanted.given_to(request, _served(client, request["model"]))
+            request["stages"] = stages_of_size(wanted, request, _served(client, request["model"]))
         keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
         job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
         if wait or out is not None:

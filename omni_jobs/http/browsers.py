@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.errors import ForeignOrigin, MalformedRequest, OmniJobsError, UnknownHost
 from omni_jobs.http.error_answers import DEFAULT_HEADERS, answer_to
-from omni_jobs.http.transport import Transport, host_name, is_address, is_local_name
+from omni_jobs.http.transport import Transport, address_of, host_name, is_local_name
 from omni_jobs.settings import Settings
 
 SHOWN_TYPES = frozenset(
@@ -66,15 +66,13 @@ class KnownPages:
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):  # HTTP/1.0, which no browser speaks, needs none
             raise MalformedRequest("a request names one host", field="Host")
         host = hosts[0].strip().lower() if hosts else ""
-        if hosts and not self._serves_all and not self._is_known(host_name(host)):
+        name = host_name(host)
+        is_known = name in self._names or is_local_name(name) or address_of(name) is not None
+        if hosts and not self._serves_all and not is_known:
             raise UnknownHost(
-                f"this server is not called {host_name(host)!r:.100}: OMNI_JOBS_ALLOWED_HOSTS names its hosts",
-                field="Host",
+                f"this server is not called {name!r:.100}: OMNI_JOBS_ALLOWED_HOSTS names its hosts", field="Host"
             )
         return host
-
-    def _is_known(self, name: str) -> bool:
-        return name in self._names or is_local_name(name) or is_address(name)
 
 
 def _check_origin(headers: Headers, host: str) -> None:

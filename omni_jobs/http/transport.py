@@ -17,25 +17,18 @@ def host_name(host: str) -> str:
     """Return the name of a host without its port, in small letters, or its address as browsers write it."""
     host = host.lower().rstrip(".")
     if host.startswith("["):
-        return _shortest(host[1:].partition("]")[0])
-    if host.count(":") > 1:  # an IPv6 address without brackets, from the settings
-        return _shortest(host)
-    return host.partition(":")[0].rstrip(".")
+        host = host[1:].partition("]")[0]
+    elif host.count(":") < 2:  # an IPv6 address without brackets comes from the settings
+        return host.partition(":")[0].rstrip(".")
+    return str(address_of(host) or host)
 
 
-def _shortest(address: str) -> str:
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a host's name is, None if it is no address."""
     try:
-        return str(ipaddress.ip_address(address))
+        return ipaddress.ip_address(name)
     except ValueError:
-        return address
-
-
-def is_address(name: str) -> bool:
-    """Return whether a host's name is an IP address."""
-    try:
-        return bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
+        return None
 
 
 def is_local_name(name: str) -> bool:
@@ -68,7 +61,8 @@ class Transport:
         name = _name_of(scope)
         if self._public_scheme == "http" and name == self.public_name:
             return False
-        return not (is_local_name(name) or (is_address(name) and ipaddress.ip_address(name).is_loopback))
+        address = address_of(name)
+        return not (is_local_name(name) or (address is not None and address.is_loopback))
 
 
 def _name_of(scope: Scope) -> str:

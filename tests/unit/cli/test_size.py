@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import typer
 
-from omni_jobs.cli.size import PictureSize
+from omni_jobs.cli.size import picture_size, stages_of_size
 from omni_jobs.views import OutputView, PipelineView, StageView
 
+SIZE = {"width": 640, "height": 480}
 SIDES = {"width": 1024, "height": 1024, "steps": 50}
 
 
@@ -43,7 +44,7 @@ PICTURES = PipelineView(
     ("text", "size"), [("1024x768", (1024, 768)), ("1X2", (1, 2)), ("7×9", (7, 9)), ("0x0", (0, 0))]
 )
 def test_a_size_is_two_numbers(text: str, size: tuple[int, int]) -> None:
-    assert PictureSize.parse(text) == size  # whether the model takes it, the server says
+    assert tuple(picture_size(text).values()) == size  # whether the model takes it, the server says
 
 
 @pytest.mark.parametrize(
@@ -51,24 +52,23 @@ def test_a_size_is_two_numbers(text: str, size: tuple[int, int]) -> None:
 )
 def test_another_text_is_no_size(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not WIDTHxHEIGHT") as caught:
-        PictureSize.parse(text)
+        picture_size(text)
     assert caught.value.param_hint == "--size"
 
 
 def test_the_stages_of_the_job_that_have_both_sides_get_them() -> None:
-    both = {"width": 640, "height": 480}
     request = {"modalities": ["image"], "stages": {"denoise": {"steps": 4, "width": 640}, "decode": {}}}
     for modalities in ({"modalities": ["image"]}, {}):  # an image is this pipeline's first output
-        stages = PictureSize(640, 480).given_to({**modalities, "stages": request["stages"]}, PICTURES)
-        assert stages == {"prepare": both, "denoise": {"steps": 4, **both}, "decode": {}}
+        stages = stages_of_size(SIZE, {**modalities, "stages": request["stages"]}, PICTURES)
+        assert stages == {"prepare": SIZE, "denoise": {"steps": 4, **SIZE}, "decode": {}}
     assert request["stages"] == {"denoise": {"steps": 4, "width": 640}, "decode": {}}
 
 
 def test_a_job_without_such_a_stage_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="no stage of pictures that makes caption has a width and a height"):
-        PictureSize(640, 480).given_to({"modalities": ["caption"]}, PICTURES)
+        stages_of_size(SIZE, {"modalities": ["caption"]}, PICTURES)
 
 
 def test_another_size_among_the_parameters_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match=r"--param sets another denoise\.height"):
-        PictureSize(640, 480).given_to({"stages": {"denoise": {"height": 481}}}, PICTURES)
+        stages_of_size(SIZE, {"stages": {"denoise": {"height": 481}}}, PICTURES)
