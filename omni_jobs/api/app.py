@@ -15,10 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omni_jobs.api import artifacts, bulk, dashboard, health, jobs, pipelines, stages
 from omni_jobs.api.services import Services
 from omni_jobs.http.browsers import KnownPages
-from omni_jobs.http.cancelled_requests import CancelledRequests
 from omni_jobs.http.error_answers import errors, install_error_answers
-from omni_jobs.http.head_requests import HeadRequests
 from omni_jobs.http.held_bodies import BoundedBodies
+from omni_jobs.http.middleware import CancelledRequests, HeadRequests
 from omni_jobs.http.path_prefix import PathPrefix
 from omni_jobs.http.request_ids import RequestIds
 from omni_jobs.http.request_parameters import check_query

@@ -17,8 +17,8 @@ from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.path_prefix import below
+from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import client_network
-from omni_jobs.http.switch_interval import short_switch_interval
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import ArtifactView, Counts, ErrorView, Page, StageRunView, WaitingView, WarningView, WorkerView
 

@@ -12,6 +12,7 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.http.body_reader import read_body
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.path_prefix import below
+from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import (
     JOB_ID,
     CancelAfter,
@@ -19,7 +20,6 @@ from omni_jobs.http.request_parameters import (
     PlainNumber,
     idempotency_key_header,
 )
-from omni_jobs.http.switch_interval import short_switch_interval
 from omni_jobs.jobs import Detail, as_written
 from omni_jobs.requests import cancel_after, parse
 from omni_jobs.states import JobState

@@ -12,8 +12,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.open_files import most_connections
-from omni_jobs.http.switch_interval import short_switch_interval
+from omni_jobs.http.process import most_connections, short_switch_interval
 from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.http.transport import Transport
 from omni_jobs.intake.admissions import Admissions

@@ -124,8 +124,7 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.api.server import BoundedServer
     from omni_jobs.api.services import Services
     from omni_jobs.errors import ConfigError
-    from omni_jobs.http.allocator import give_freed_memory_back
-    from omni_jobs.http.open_files import raise_file_limit
+    from omni_jobs.http.process import give_freed_memory_back, raise_file_limit
     from omni_jobs.servers import check_host
 
     given: dict[str, object] = {} if port is None else {"api_port": port}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ import typer
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show, show_outcome
-from omni_jobs.cli.size import picture_size, stages_of_size
 from omni_jobs.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from omni_jobs.client import Client
     from omni_jobs.priority import Priority
-    from omni_jobs.views import JobView, PipelineView
+    from omni_jobs.views import JobView, PipelineView, StageView
 
 
 def submit(
@@ -183,3 +183,53 @@ def _served(client: Client, name: str) -> PipelineView:
     if name not in served:
         raise NotFound(f"unknown pipeline {name!r}; this server serves: {', '.join(served) or 'none'}", field="model")
     return served[name]
+
+
+def picture_size(text: str) -> dict[str, int]:
+    """Return the ``width`` and ``height``, in pixels, that a text such as ``1024x768`` says. Raises BadParameter."""
+    found = re.fullmatch(r"(\d{1,9})[xX×](\d{1,9})", text, re.ASCII)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not WIDTHxHEIGHT, such as 1024x768", param_hint="--size")
+    return {"width": int(found[1]), "height": int(found[2])}
+
+
+def stages_of_size(
+    size: Mapping[str, int], request: Mapping[str, Any], pipeline: PipelineView
+) -> dict[str, dict[str, Any]]:
+    """Return a request's ``stages`` with this size for all stages that the job runs and that have one.
+
+    Whether a stage takes the size, the server says. Raises BadParameter if no stage has a width and a height, and if
+    the request sets another one.
+    """
+    modalities = request.get("modalities") or _default_modalities(pipeline)
+    stages = {name: dict(values) for name, values in request.get("stages", {}).items()}
+    sized = [stage.name for stage in _run_by(pipeline, modalities) if size.keys() <= stage.parameters.keys()]
+    if not sized:
+        made = " and ".join(modalities)
+        raise typer.BadParameter(
+            f"no stage of {pipeline.name} that makes {made} has a width and a height", param_hint="--size"
+        )
+    for name in sized:
+        values = stages.setdefault(name, {})
+        for side, length in size.items():
+            if values.setdefault(side, length) != length:
+                raise typer.BadParameter(f"--param sets another {name}.{side}", param_hint="--size")
+    return stages
+
+
+def _default_modalities(pipeline: PipelineView) -> Sequence[str]:
+    """Return the modalities of a request that names none: text, or the first that the pipeline makes."""
+    return ["text"] if "text" in pipeline.modalities else pipeline.modalities[:1]
+
+
+def _run_by(pipeline: PipelineView, modalities: Sequence[str]) -> list[StageView]:
+    """Return the stages that a job with these modalities runs: those that make them, and their inputs' makers."""
+    by_name = {stage.name: stage for stage in pipeline.stages}
+    wanted = [made.stage for made in pipeline.outputs if made.modality in modalities]
+    run: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name in by_name and name not in run:
+            run.add(name)
+            wanted += by_name[name].inputs
+    return [stage for stage in pipeline.stages if stage.name in run]

@@ -8,8 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.errors import ServerBusy, TooSlow
-from omni_jobs.http.allocator import trim
-from omni_jobs.http.switch_interval import short_switch_interval
+from omni_jobs.http.process import short_switch_interval, trim
 from omni_jobs.settings import Settings
 
 _TRIM_ABOVE_BYTES = 1 << 20

@@ -26,8 +26,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_jobs.errors import HeadTooLarge, MalformedRequest, MethodUnknown, OmniJobsError, ServerBusy, TooSlow
 from omni_jobs.http.error_answers import bytes_of
-from omni_jobs.http.open_files import most_connections, most_unaccepted
 from omni_jobs.http.places import Places, holder_of, is_slow
+from omni_jobs.http.process import most_connections, most_unaccepted
 from omni_jobs.http.request_ids import HEADER, request_id_of
 from omni_jobs.http.request_parameters import network_of
 from omni_jobs.settings import Settings

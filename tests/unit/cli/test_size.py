@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import typer
 
-from omni_jobs.cli.size import picture_size, stages_of_size
+from omni_jobs.cli.submit import picture_size, stages_of_size
 from omni_jobs.views import OutputView, PipelineView, StageView
 
 SIZE = {"width": 640, "height": 480}

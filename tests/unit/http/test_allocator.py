@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from omni_jobs.http.allocator import give_freed_memory_back
+from omni_jobs.http.process import give_freed_memory_back
 
 # Strings of 40 kB on several threads, every other of which is freed: gaps that glibc keeps.
 _GAPS = """
 import sys, threading
 from pathlib import Path
-from omni_jobs.http.allocator import give_freed_memory_back, trim
+from omni_jobs.http.process import give_freed_memory_back, trim
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_jobs.http.switch_interval import short_switch_interval
+from omni_jobs.http.process import short_switch_interval
 
 
 @pytest.fixture(autouse=True)

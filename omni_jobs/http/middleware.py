@@ -1,4 +1,4 @@
-"""``CancelledRequests``: answers the requests that the server cancels, because it stops and they take too long."""
+"""Small middleware of the application: HEAD wherever GET is answered, and an answer where the server stops."""
 
 import asyncio
 
@@ -6,6 +6,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.errors import ServerBusy
 from omni_jobs.http.error_answers import answer_to
+
+
+class HeadRequests:
+    """Middleware that passes a HEAD request on as GET and drops the body of the answer.
+
+    ``request.state.method`` is the method as the client sent it. A route whose body is dear to make goes by it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["method"] = scope["method"]
+        if scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class CancelledRequests:
