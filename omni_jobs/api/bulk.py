@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -128,28 +129,19 @@ async def _read_and_drop(stream: AsyncIterator[bytes], within_s: float) -> None:
                 pass
 
 
+@dataclass(eq=False, repr=False)
 class _Bulk:
     """The jobs of one bulk, and the answers to its lines."""
 
-    def __init__(
-        self,
-        services: Services,
-        answers: Answers,
-        request: Request,
-        idempotency_key: str | None,
-        expires_in_s: float | None,
-    ) -> None:
-        """``request`` tells who the caller is, whose limits and scopes are those of the moment.
-
-        Each line's key is made of ``idempotency_key``, and each job stops ``expires_in_s`` after its line's submit.
-        """
-        self._services = services
-        self._answers = answers
-        self._request = request
-        self._key = idempotency_key
-        self._expires_in_s = expires_in_s
-        self._lines = self._accepted = self._last = 0
-        self.ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
+    services: Services
+    answers: Answers
+    request: Request  # tells who the caller is, whose limits and scopes are those of the moment
+    key: str | None  # of which each line's key is made
+    expires_in_s: float | None  # after its line's submit, each job stops
+    lines: int = 0
+    accepted: int = 0
+    last: int = 0  # the number of the last line that was answered
+    ended_by: OmniJobsError | None = None  # the reason why no further line is submitted
 
     async def submit_all(self, stream: AsyncIterator[bytes], body: Body) -> None:
         """Submit the lines of a body and write their answers, until an error ends the bulk early: ``ended_by``.
@@ -157,20 +149,20 @@ class _Bulk:
         Raises that error if no line is answered, and if a service is away and no line was accepted.
         """
         body.is_streamed = True
-        groups_of_body = groups_of_lines(stream, self._services.settings.max_body_bytes, body)
+        groups_of_body = groups_of_lines(stream, self.services.settings.max_body_bytes, body)
         try:
             async with aclosing(groups_of_body) as groups:
                 async for group in groups:
-                    self._answers.check_room()
+                    self.answers.check_room()
                     try:
                         await self._submit(group)
                     finally:
                         body.let_go(size_of(group))
         except (RequestTooLarge, ServerBusy, Unauthenticated, TooSlow, *_OUTAGES) as error:
-            if not self._lines or (isinstance(error, _OUTAGES) and not self._accepted):
+            if not self.lines or (isinstance(error, _OUTAGES) and not self.accepted):
                 raise
             if isinstance(error, _OUTAGES):
-                logger.error("a bulk has ended after line %d: %s", self._last, error)
+                logger.error("a bulk has ended after line %d: %s", self.last, error)
             self.ended_by = error  # no refusal of the whole bulk, because it would hide the jobs that were made
 
     async def _submit(self, group: Sequence[BulkLine]) -> None:
@@ -179,19 +171,19 @@ class _Bulk:
         Raises Unauthenticated, ServerBusy and DatabaseUnavailable before any of them is submitted, and the first error
         of a service that is away once they are answered: each later group would wait for that service again.
         """
-        caller = await self._services.callers.look_up(self._request.headers, None, client_network(self._request))
+        caller = await self.services.callers.look_up(self.request.headers, None, client_network(self.request))
         parse_all = partial(results_of, partial(self._parsed, caller), group)
         texts = [line for _, line in group if isinstance(line, bytes)]
-        parsed = await self._services.lanes.run_parsing(texts, parse_all)
+        parsed = await self.services.lanes.run_parsing(texts, parse_all)
         submissions = [each for each in parsed if isinstance(each, Submission)]
-        results = iter(await self._services.intake.submit_many(submissions) if submissions else ())
+        results = iter(await self.services.intake.submit_many(submissions) if submissions else ())
         answers = [
             (number, each if isinstance(each, OmniJobsError) else next(results))
             for (number, _), each in zip(group, parsed, strict=True)
         ]
-        self._lines += len(group)
-        self._last = group[-1][0]
-        self._accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
+        self.lines += len(group)
+        self.last = group[-1][0]
+        self.accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
         await self._write([{"line": number} | _answer(answer) for number, answer in answers])
         for _, answer in answers:
             if isinstance(answer, _OUTAGES):
@@ -203,19 +195,19 @@ class _Bulk:
             raise text
         return parse(
             text,
-            self._services.settings,
+            self.services.settings,
             caller=caller,
             # No client can send such a key itself, because its own has no space.
-            idempotency_key=None if self._key is None else f"{self._key} {number}",
-            expires_in_s=self._expires_in_s,
+            idempotency_key=None if self.key is None else f"{self.key} {number}",
+            expires_in_s=self.expires_in_s,
         )
 
     async def end(self) -> None:
         """Write the last answer: how many lines there were, and why the bulk ended early if it did."""
-        refused = self._lines - self._accepted
-        last: dict[str, Any] = {"lines": self._lines, "accepted": self._accepted, "refused": refused}
+        refused = self.lines - self.accepted
+        last: dict[str, Any] = {"lines": self.lines, "accepted": self.accepted, "refused": refused}
         if self.ended_by is not None:
-            message = f"{self.ended_by.message}: no line after line {self._last} was submitted; {self._advice()}"
+            message = f"{self.ended_by.message}: no line after line {self.last} was submitted; {self._advice()}"
             last |= _answer(type(self.ended_by)(message, field=self.ended_by.field))
         await self._write([last])
 
@@ -223,13 +215,13 @@ class _Bulk:
         """Return what the client of a bulk that has ended early should do."""
         if isinstance(self.ended_by, RequestTooLarge):  # sent again, it would end at the same line
             return "send the rest as another bulk, with a key of its own"
-        if self._key is not None:
+        if self.key is not None:
             return "sent again with the same Idempotency-Key, the bulk makes the jobs that are missing"
         return "send the rest, and the lines whose error is retryable, as another bulk"
 
     async def _write(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """Write answers to the disk. A full disk raises its OSError here, before anything was sent to the client."""
-        await run_sync(self._answers.write, answers, limiter=self._services.bulk_answers.writes)
+        await run_sync(self.answers.write, answers, limiter=self.services.bulk_answers.writes)
 
 
 def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -44,43 +44,30 @@ class ChildView:
     log: Path
 
 
+@dataclass(eq=False, repr=False)
 class Child:
     """A process that the embedded stack keeps running, in a session of its own, with its state and its log file.
 
     Only the supervisor's thread may use this object; any thread may call ``view``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        directory: Path,
-        log: Path,
-        pass_fds: Sequence[int] = (),
-        pipeline: str | None = None,
-    ) -> None:
-        """Keep what ``start`` needs; start nothing. The process works in ``directory`` and inherits ``pass_fds``.
-
-        ``pipeline``: that of a worker; None for the children that all pipelines need.
-        """
-        self.name = name
-        self.pipeline = pipeline
-        self.log = log
-        self.state = ChildState.WAITING
-        self.restarts = 0
-        self.restart_at = 0.0  # when a child in RESTARTING is started, by time.monotonic()
-        self._crashes = 0  # in a row
-        self._command = command
-        self._environment = environment
-        self._directory = directory
-        self._pass_fds = pass_fds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started_at: float | None = None
-        self._ready_at: float | None = None
-        self._ended_at: float | None = None
-        self._log_start = 0
+    name: str
+    command: Sequence[str]
+    _: KW_ONLY
+    environment: Mapping[str, str]
+    directory: Path  # the process works in it
+    log: Path
+    pass_fds: Sequence[int] = ()  # the process inherits these
+    pipeline: str | None = None  # that of a worker; None for the children that all pipelines need
+    state: ChildState = field(default=ChildState.WAITING, init=False)
+    restarts: int = field(default=0, init=False)
+    restart_at: float = field(default=0.0, init=False)  # of one in RESTARTING: its next start, by time.monotonic()
+    _crashes: int = field(default=0, init=False)  # in a row
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _started_at: float | None = field(default=None, init=False)
+    _ready_at: float | None = field(default=None, init=False)
+    _ended_at: float | None = field(default=None, init=False)
+    _log_start: int = field(default=0, init=False)
 
     @property
     def pid(self) -> int | None:
@@ -111,14 +98,14 @@ class Child:
         with open(self.log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                cwd=self._directory,
+                self.command,
+                env=self.environment,
+                cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=self._pass_fds,
+                pass_fds=self.pass_fds,
                 umask=UMASK,
             )
         if self.name != API:  # the API competes with its decoders, and people wait for its answers

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -19,16 +20,17 @@ CHECK_S = 10.0
 PATIENCE = 3  # times the limit, for a worker, which watches itself and tells more, and for the rescuer's long rounds
 
 
+@dataclass(eq=False, repr=False)
 class ChildReadiness:
     """Asks the children of one embedded stack whether they serve, for the supervisor."""
 
-    def __init__(self, valkey: Valkey, api_url: str, database: Database, round_file: Path) -> None:
-        """``round_file`` is touched by the rescuer after each round that went well."""
-        self._valkey = valkey
-        self._api_url = api_url
-        self._database = database
-        self._jobs = Jobs(database)
-        self._round_file = round_file
+    valkey: Valkey
+    api_url: str
+    database: Database
+    round_file: Path  # the rescuer touches it after each round that went well
+
+    def __post_init__(self) -> None:
+        self._jobs = Jobs(self.database)
         self._round: int | None = None  # when the newest ended that was seen, by the file's time
         self._registered: set[int] = set()  # process ids of workers
 
@@ -38,7 +40,7 @@ class ChildReadiness:
         Valkey and the API answer then, a worker has loaded its model, and a rescuer serves as soon as it runs.
         """
         if child.name == VALKEY:
-            return self._valkey.answers()
+            return self.valkey.answers()
         if child.name == API:
             return self._api_answers()
         return child.name == RESCUER or self._is_registered(child)
@@ -52,13 +54,13 @@ class ChildReadiness:
         if child.pid is not None and is_stopped(child.pid):
             return False
         if child.name == VALKEY:
-            return self._valkey.answers()
+            return self.valkey.answers()
         if child.name == API:
             return self._api_lives()
         try:
             if self._has_ended_a_round() if child.name == RESCUER else self._has_lease(child):
                 return True
-            self._database.check_writes()
+            self.database.check_writes()
         except DatabaseUnavailable:
             return True
         return False
@@ -66,7 +68,7 @@ class ChildReadiness:
     def _has_ended_a_round(self) -> bool:
         before = self._round
         with suppress(OSError):
-            self._round = self._round_file.stat().st_mtime_ns
+            self._round = self.round_file.stat().st_mtime_ns
         return self._round != before
 
     def _has_lease(self, worker: Child) -> bool:
@@ -84,7 +86,7 @@ class ChildReadiness:
 
     def _api_lives(self) -> bool:
         with suppress(httpx2.HTTPError):
-            return httpx2.get(f"{self._api_url}/healthz", timeout=API_LIMIT_S, trust_env=False, verify=False).is_success
+            return httpx2.get(f"{self.api_url}/healthz", timeout=API_LIMIT_S, trust_env=False, verify=False).is_success
         return False
 
     def _is_registered(self, worker: Child) -> bool:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError, StackError
@@ -28,6 +29,7 @@ class _Stopped(Exception):
     """``Supervisor.stop`` was called: leaves the loops of the supervisor's thread."""
 
 
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Starts the embedded stack's children, restarts those that die, and stops all of them, in one thread of its own.
 
@@ -35,36 +37,18 @@ class Supervisor:
     their worker.
     """
 
-    def __init__(
-        self,
-        children: Sequence[Child],
-        *,
-        database: Database,
-        readiness: ChildReadiness,
-        load_limit_s: float,
-        stall_after_s: float,
-        sentinel: Sentinel,
-        on_ready: Callable[[], None],
-        on_notice: Callable[[str], None],
-        temporary: bool,
-    ) -> None:
-        """Keep what ``start`` needs. The first of ``children`` is Valkey, which the others use.
+    children: Sequence[Child]  # Valkey first, which the others use
+    _: KW_ONLY
+    database: Database  # the thread closes it at its end
+    readiness: ChildReadiness
+    load_limit_s: float  # between two children that turn ready, because workers of one GPU load one after another
+    stall_after_s: float  # a child that serves no longer is killed after this
+    sentinel: Sentinel
+    on_ready: Callable[[], None]  # the thread calls it once all children are ready,
+    on_notice: Callable[[str], None]  # and this with what an operator should know: a child died, hangs, is ready again
+    temporary: bool  # the children get less time to stop
 
-        The thread closes ``database`` at its end, and calls ``on_ready`` once all children are ready. Between two that
-        turn ready pass at most ``load_limit_s``, because workers of one GPU load one after another; one that serves no
-        longer is killed after ``stall_after_s``. The thread calls ``on_notice`` with what an operator should know: a
-        child died or hangs, is started anew, is ready again. The children of a ``temporary`` stack get less time to
-        stop.
-        """
-        self._children = list(children)
-        self._database = database
-        self._readiness = readiness
-        self._load_limit_s = load_limit_s
-        self._stall_after_s = stall_after_s
-        self._sentinel = sentinel
-        self._on_ready = on_ready
-        self._on_notice = on_notice
-        self._temporary = temporary
+    def __post_init__(self) -> None:
         self._sessions: set[int] = set()
         self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
         self._hurry = threading.Event()  # set by a second Ctrl-C: no grace
@@ -111,9 +95,9 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with closing(self._database):
+            with closing(self.database):
                 self._start_all()
-                self._on_ready()
+                self.on_ready()
                 self._settled.set()
                 self._keep_running()
         except _Stopped:
@@ -133,18 +117,18 @@ class Supervisor:
                 self._settled.set()
 
     def _start_all(self) -> None:
-        valkey, *others = self._children
+        valkey, *others = self.children
         self._start(valkey)
-        self._database.migrate()
+        self.database.migrate()
         self._await_ready([valkey], VALKEY_START_S)
         for child in others:
             self._start(child)
-        self._await_ready(others, self._load_limit_s)
+        self._await_ready(others, self.load_limit_s)
 
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))
         self._sessions.add(pid)
-        self._sentinel.watch(pid)
+        self.sentinel.watch(pid)
 
     def _await_ready(self, children: Sequence[Child], limit_s: float) -> None:
         """Wait until all these children serve. One that ends meanwhile, or is late, is given up.
@@ -159,7 +143,7 @@ class Supervisor:
             if dead is not None:
                 self._give_up(dead, f"ended with {dead.exit_in_words} while starting")
             waiting = [child for child in waiting if child.state is ChildState.STARTING]
-            for child in [child for child in waiting if self._readiness.serves(child)]:
+            for child in [child for child in waiting if self.readiness.serves(child)]:
                 child.mark_ready()
                 waiting.remove(child)
                 deadline = time.monotonic() + limit_s
@@ -170,10 +154,10 @@ class Supervisor:
     def _give_up(self, child: Child, what: str) -> None:
         """End a child and the other workers of its pipeline. Raises StackError if that leaves no pipeline."""
         error = _failed(child, what)
-        others = {each.pipeline for each in self._children if each.state is not ChildState.FAILED}
+        others = {each.pipeline for each in self.children if each.state is not ChildState.FAILED}
         if child.pipeline is None or not others - {None, child.pipeline}:
             raise error
-        given_up = [each for each in self._children if each.pipeline == child.pipeline]
+        given_up = [each for each in self.children if each.pipeline == child.pipeline]
         for each in given_up:
             each.state = ChildState.FAILED  # so that nobody starts it anew
         pids = {each.pid for each in given_up if each.pid is not None}
@@ -185,11 +169,11 @@ class Supervisor:
     def _tell(self, line: str) -> None:
         """Give a line of text to ``on_notice``; the stack goes on where nothing can be written, as on a full disk."""
         with suppress(OSError, ValueError):  # ValueError: the stream is closed
-            self._on_notice(line)
+            self.on_notice(line)
 
     def _forget(self, pid: int) -> None:
         self._sessions.discard(pid)
-        self._sentinel.forget(pid)
+        self.sentinel.forget(pid)
 
     def _next_exit(self, timeout: float | None) -> Child | None:
         """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
@@ -207,9 +191,9 @@ class Supervisor:
 
         One that hangs is killed, so that it dies.
         """
-        watch = ChildWatch(self._children, self._readiness.still_serves, self._stall_after_s)
+        watch = ChildWatch(self.children, self.readiness.still_serves, self.stall_after_s)
         while True:
-            unsettled = [c for c in self._children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
+            unsettled = [c for c in self.children if c.state in (ChildState.STARTING, ChildState.RESTARTING)]
             dead = self._next_exit(POLL_S if unsettled else watch.check_s)
             if dead is not None and dead.pid is not None:
                 end_sessions({dead.pid}, grace_s=0)  # it may have left processes, such as a worker's engine
@@ -220,7 +204,7 @@ class Supervisor:
             for child in unsettled:
                 if child.state is ChildState.RESTARTING and time.monotonic() >= child.restart_at:
                     self._restart(child)
-                elif child.state is ChildState.STARTING and self._readiness.serves(child):
+                elif child.state is ChildState.STARTING and self.readiness.serves(child):
                     child.mark_ready()
                     self._tell(f"{child.name} is ready again")
             if watch.is_due:
@@ -230,7 +214,7 @@ class Supervisor:
         for child, seconds in watch.hanging():
             self._tell(f"{child.name} (process {child.pid}) hangs for {seconds:.0f} s, or is stopped: it is killed")
             child.kill()
-        if self._sentinel.renew():
+        if self.sentinel.renew():
             self._tell("the sentinel process ended; it is started anew")
 
     def _restart(self, child: Child) -> None:
@@ -242,15 +226,15 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""
-        valkey, *others = self._children
+        valkey, *others = self.children
         for child in others:
             child.ask_to_stop()
-        self._await_ends(others, TEMPORARY_STOP_S if self._temporary else STOP_S)
-        end_sessions(self._sessions - {valkey.pid}, grace_s=0 if self._hurry.is_set() or self._temporary else 2.0)
+        self._await_ends(others, TEMPORARY_STOP_S if self.temporary else STOP_S)
+        end_sessions(self._sessions - {valkey.pid}, grace_s=0 if self._hurry.is_set() or self.temporary else 2.0)
         valkey.ask_to_stop()
         self._await_ends([valkey], VALKEY_STOP_S)
         end_sessions(self._sessions, grace_s=0)
-        for child in self._children:
+        for child in self.children:
             if child.state is ChildState.STOPPING:
                 child.state = ChildState.STOPPED
 
