@@ -5,6 +5,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import typer
@@ -68,19 +69,26 @@ def submit_bulk(
 
 def _lines_of(file: BinaryIO) -> Iterable[bytes]:
     """Return the lines of a file, shown as they are sent. Those of a regular file can be read again, a pipe's once."""
-    size = _size_of(file)
-    return _with_bar(file, None) if size is None else _FileLines(file, size)
+    try:
+        status = os.fstat(file.fileno())
+    except (OSError, ValueError):  # standard input may have no file descriptor
+        return _with_bar(file, None)
+    if not stat.S_ISREG(status.st_mode):
+        return _with_bar(file, None)
+    return _FileLines(file, file.tell(), status.st_size)
 
 
+@dataclass(frozen=True)
 class _FileLines:
-    """The lines of a regular file from its present position on, each time that they are asked for."""
+    """The lines of a regular file from a position on, each time that they are asked for."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._start, self._size = file, file.tell(), size
+    file: BinaryIO
+    start: int
+    size: int
 
     def __iter__(self) -> Iterator[bytes]:
-        self._file.seek(self._start)
-        yield from _with_bar(self._file, self._size)
+        self.file.seek(self.start)
+        yield from _with_bar(self.file, self.size - self.start)
 
 
 def _with_bar(lines: BinaryIO, size: int | None) -> Iterator[bytes]:
@@ -93,12 +101,3 @@ def _with_bar(lines: BinaryIO, size: int | None) -> Iterator[bytes]:
         for line in lines:
             yield line
             progress.advance(task, len(line))
-
-
-def _size_of(lines: BinaryIO) -> int | None:
-    """Return the number of bytes left in a regular file; None for a pipe, where it is not known."""
-    try:
-        status = os.fstat(lines.fileno())
-    except (OSError, ValueError):  # standard input may have no file descriptor
-        return None
-    return status.st_size - lines.tell() if stat.S_ISREG(status.st_mode) else None

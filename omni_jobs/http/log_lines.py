@@ -11,21 +11,15 @@ from omni_jobs.http.request_ids import current_request_id
 from omni_jobs.tenants.key_store import mask_keys
 
 
-class RequestIdFilter(logging.Filter):
-    """Gives each log record the id of the request that it was logged for, as ``request_id``; "-" if there is none."""
+class RequestFilter(logging.Filter):
+    """Gives each log record the id of its request, as ``request_id`` ("-" for none), and masks the API keys in it.
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.request_id = current_request_id() or "-"
-        return True
-
-
-class KeyFilter(logging.Filter):
-    """Masks the API keys in each log record: somebody may have put one into a URL, also with escapes, or into a name.
-
-    An error among a record's arguments, and the trace of one, may quote what a client sent.
+    Somebody may have put a key into a URL, also with escapes, or into a name. An error among a record's arguments, and
+    the trace of one, may quote what a client sent.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        record.request_id = current_request_id() or "-"
         if isinstance(record.msg, str):
             record.msg = mask_keys(record.msg)
         if isinstance(record.args, tuple):
@@ -55,8 +49,8 @@ def log_config() -> dict[str, Any]:
     config = copy.deepcopy(LOGGING_CONFIG)
     for formatter in config["formatters"].values():
         formatter["fmt"] = formatter["fmt"].replace("%(levelprefix)s", "%(levelprefix)s [%(request_id)s]")
-    config["filters"] = {"request_id": {"()": RequestIdFilter}, "keys": {"()": KeyFilter}}
+    config["filters"] = {"request": {"()": RequestFilter}}
     for handler in config["handlers"].values():
-        handler["filters"] = ["request_id", "keys"]
+        handler["filters"] = ["request"]
     config["loggers"]["omni_jobs"] = {"handlers": ["default"]}
     return config

@@ -32,7 +32,6 @@ class ChildReadiness:
     def __post_init__(self) -> None:
         self._jobs = Jobs(self.database)
         self._round: int | None = None  # when the newest ended that was seen, by the file's time
-        self._registered: set[int] = set()  # process ids of workers
 
     def serves(self, child: Child) -> bool:
         """Return True if this child, whose process runs, serves.
@@ -43,7 +42,9 @@ class ChildReadiness:
             return self.valkey.answers()
         if child.name == API:
             return self._api_answers()
-        return child.name == RESCUER or self._is_registered(child)
+        with suppress(DatabaseUnavailable):  # busy: the next check may succeed
+            return child.name == RESCUER or self._has_lease(child)
+        return False
 
     def still_serves(self, child: Child) -> bool:
         """Return False if this child, which served, does so no longer.
@@ -72,6 +73,7 @@ class ChildReadiness:
         return self._round != before
 
     def _has_lease(self, worker: Child) -> bool:
+        """Return True if the worker has registered, which it does once its model is loaded, and renewed since."""
         return any(registered.pid == worker.pid for registered in self._jobs.workers())
 
     def _api_answers(self) -> bool:
@@ -88,13 +90,6 @@ class ChildReadiness:
         with suppress(httpx2.HTTPError):
             return httpx2.get(f"{self.api_url}/healthz", timeout=API_LIMIT_S, trust_env=False, verify=False).is_success
         return False
-
-    def _is_registered(self, worker: Child) -> bool:
-        """Return True if the worker has registered in the database, which it does once its model is loaded."""
-        if worker.pid not in self._registered:
-            with suppress(DatabaseUnavailable):  # busy: the next check may succeed
-                self._registered.update(registered.pid for registered in self._jobs.workers())
-        return worker.pid in self._registered
 
 
 class ChildWatch:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from omni_jobs.http.log_lines import KeyFilter
+from omni_jobs.http.log_lines import RequestFilter
 
 KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 
@@ -16,7 +16,7 @@ KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 def test_the_access_log_masks_keys(path: str) -> None:
     args = ("127.0.0.1:1", "GET", path, "1.1", 404)
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
-    assert KeyFilter().filter(record)
+    assert RequestFilter().filter(record)
     line = record.getMessage()
     assert KEY[9:] not in line
     assert "omni_Ab_-" in line
@@ -27,7 +27,7 @@ def test_the_access_log_masks_keys(path: str) -> None:
 def test_other_lines_stay_as_they_are() -> None:
     args = ("127.0.0.1:1", "GET", "/v1/jobs?a=%20%41", "1.1", 200)
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "%s %s %s %s %d", args, None)
-    assert KeyFilter().filter(record)
+    assert RequestFilter().filter(record)
     assert record.args == args
 
 
@@ -37,7 +37,7 @@ def test_errors_and_their_traces_show_no_key() -> None:
     except ValueError as error:
         info = sys.exc_info()
         record = logging.LogRecord("omni_jobs", logging.ERROR, "", 0, "it failed: %s", (error,), info)
-    assert KeyFilter().filter(record)
+    assert RequestFilter().filter(record)
     shown = logging.Formatter().format(record)
     assert KEY[9:] not in shown
     assert "it failed: 50% of omni_Ab_-… is no number" in shown
