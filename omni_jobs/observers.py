@@ -33,7 +33,12 @@ class Observers(Generic[T]):
         """
         hearers = self._hearers.get(step)
         if hearers is None:
-            hearers = self._hearers[step] = self._who_hear(step.__name__, step)
+            kinds = [(observer, type(observer)) for observer in self._observers]
+            hearers = self._hearers[step] = [
+                (kind.__name__, getattr(observer, step.__name__))
+                for observer, kind in kinds
+                if getattr(kind, step.__name__) is not step
+            ]
         for name, hear in hearers:
             try:
                 hear(*args, **kwargs)
@@ -41,8 +46,3 @@ class Observers(Generic[T]):
                 if (kind := (step, hear, type(error))) not in self._logged:
                     self._logged.add(kind)
                     logger.exception("the observer %s failed in %s", name, step.__name__)
-
-    def _who_hear(self, name: str, step: object) -> Sequence[tuple[str, Callable[..., None]]]:
-        """Return the observers that define a step of their own, each by the name of its class and its method."""
-        kinds = [(observer, type(observer)) for observer in self._observers]
-        return [(kind.__name__, getattr(each, name)) for each, kind in kinds if getattr(kind, name) is not step]

@@ -71,7 +71,7 @@ def submit(
     wanted = None if size is None else picture_size(size)
     with connect(url) as client:
         if body is None:
-            request["model"] = pipeline or _only_pipeline(client)
+            request["model"] = pipeline or _served(client, None).name
         if wanted is not None:
             request["stages"] = stages_of_size(wanted, request, _served(client, request["model"]))
         keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
@@ -168,20 +168,16 @@ def _name_and_value(text: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def _only_pipeline(client: Client) -> str:
-    """Return the name of the server's only pipeline. Raises BadParameter if it serves another number of them."""
-    names = [pipeline.name for pipeline in client.pipelines()]
-    if len(names) != 1:
-        served = f"this server serves {', '.join(names)}" if names else "this server serves none"
-        raise typer.BadParameter(f"name a pipeline: {served}", param_hint="--pipeline")
-    return names[0]
-
-
-def _served(client: Client, name: str) -> PipelineView:
-    """Return the pipeline of this name. Raises NotFound if the server does not serve it."""
+def _served(client: Client, name: str | None) -> PipelineView:
+    """Return the pipeline of this name, or the server's only one for None. Raises NotFound and BadParameter."""
     served = {pipeline.name: pipeline for pipeline in client.pipelines()}
+    names = ", ".join(served) or "none"
+    if name is None:
+        if len(served) != 1:
+            raise typer.BadParameter(f"name a pipeline: this server serves {names}", param_hint="--pipeline")
+        (name,) = served
     if name not in served:
-        raise NotFound(f"unknown pipeline {name!r}; this server serves: {', '.join(served) or 'none'}", field="model")
+        raise NotFound(f"unknown pipeline {name!r}; this server serves: {names}", field="model")
     return served[name]
 
 
@@ -201,7 +197,8 @@ def stages_of_size(
     Whether a stage takes the size, the server says. Raises BadParameter if no stage has a width and a height, and if
     the request sets another one.
     """
-    modalities = request.get("modalities") or _default_modalities(pipeline)
+    by_default = ["text"] if "text" in pipeline.modalities else pipeline.modalities[:1]
+    modalities = request.get("modalities") or by_default
     stages = {name: dict(values) for name, values in request.get("stages", {}).items()}
     sized = [stage.name for stage in _run_by(pipeline, modalities) if size.keys() <= stage.parameters.keys()]
     if not sized:
@@ -215,11 +212,6 @@ def stages_of_size(
             if values.setdefault(side, length) != length:
                 raise typer.BadParameter(f"--param sets another {name}.{side}", param_hint="--size")
     return stages
-
-
-def _default_modalities(pipeline: PipelineView) -> Sequence[str]:
-    """Return the modalities of a request that names none: text, or the first that the pipeline makes."""
-    return ["text"] if "text" in pipeline.modalities else pipeline.modalities[:1]
 
 
 def _run_by(pipeline: PipelineView, modalities: Sequence[str]) -> list[StageView]:
