@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel
@@ -46,22 +47,17 @@ class Readiness(Standing):
     pipelines: dict[str, Check]  # whether it admits jobs; a missing checkpoint concerns its own pipeline alone
 
 
+@dataclass(eq=False, repr=False)
 class ServerReadiness:
     """Checks database, object store, broker and pipelines, once for all who ask. For one event loop; ``close`` it."""
 
-    def __init__(
-        self,
-        db: Database,
-        store: ObjectStore,
-        broker: Broker,
-        pipelines: Pipelines,
-        unavailable_reason: Callable[[Pipeline], ErrorView | None],
-    ) -> None:
-        """``unavailable_reason`` says why all jobs of a pipeline are refused, None if they are not."""
-        self._db = db
-        self._store = store
-        self._pipelines = pipelines
-        self._unavailable_reason = unavailable_reason
+    db: Database
+    store: ObjectStore
+    broker: Broker
+    pipelines: Pipelines
+    unavailable_reason: Callable[[Pipeline], ErrorView | None]  # why all jobs of a pipeline are refused, if they are
+
+    def __post_init__(self) -> None:
         self._has_broken_files = False  # a pipeline's file is one with which no process would start
         self._of_pipelines: dict[str, Check] = {}
         self._written_at: float | None = None
@@ -70,7 +66,7 @@ class ServerReadiness:
             {
                 "database": SharedCheck(self._check_database, DatabaseUnavailable),
                 "storage": SharedCheck(self._check_storage, StorageUnavailable),
-                "broker": SharedCheck(broker.check, BrokerUnavailable),
+                "broker": SharedCheck(self.broker.check, BrokerUnavailable),
                 "pipelines": SharedCheck(self._check_pipelines, limit_s=_PIPELINES_LIMIT_S),
             }
         )
@@ -95,28 +91,28 @@ class ServerReadiness:
         self._checks.close()
 
     def _check_database(self) -> None:
-        self._db.check()
+        self.db.check()
         began = time.monotonic()
         if self._written_at is None or began >= self._written_at + _WRITE_EVERY_S:
             self._written_at = None
-            self._db.check_writes()
+            self.db.check_writes()
             self._written_at = began
 
     def _check_storage(self) -> None:
         began = time.monotonic()
         if self._put_at is not None and began < self._put_at + _PUT_EVERY_S:
-            self._store.check()
+            self.store.check()
             return
         self._put_at = None
-        self._store.check_writes()
+        self.store.check_writes()
         self._put_at = began
 
     def _check_pipelines(self) -> None:
         """Note why a pipeline's file, as it is now, would be refused by a new process, or else why its jobs are."""
         found: dict[str, Check] = {}
-        refusals = {name: self._pipelines.refusal(name) for name in self._pipelines}
+        refusals = {name: self.pipelines.refusal(name) for name in self.pipelines}
         for name, refusal in refusals.items():
-            error = self._unavailable_reason(self._pipelines[name])
+            error = self.unavailable_reason(self.pipelines[name])
             if refusal is not None:
                 error = ErrorView(code=refusal.code, message=str(refusal), field=refusal.field)
             found[name] = Check(ok=error is None, error=error)

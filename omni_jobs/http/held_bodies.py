@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,31 +52,30 @@ class BoundedBodies:
         asyncio.get_running_loop().run_in_executor(None, trim)
 
 
+@dataclass
 class HeldBytes:
     """The bytes that this process holds of all bodies, as each Body counts them up to ``limit``. For one event loop."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self.large_bodies: set[Body] = set()  # those that are still coming in
+    limit: int
+    bytes: int = 0
+    large_bodies: set["Body"] = field(default_factory=set)  # those that are still coming in
 
 
+@dataclass(eq=False, repr=False)
 class Body:
     """The body of one request: receives it within the limits of time, and counts its bytes that are held."""
 
-    def __init__(self, held: HeldBytes, settings: Settings, receive: Receive, content_length: int | None) -> None:
-        """Prepare to receive the body. ``content_length``: its bytes as the head declares them, or None."""
-        self._all = held
-        self._settings = settings
-        self._receive = receive
-        self.content_length = content_length
-        self._held = 0
-        self._waited_s = 0.0
-        self._waits_since: float | None = None
-        self._is_complete = False
-        self._until_answered = ExitStack()
-        self.received = 0
-        self.is_streamed = False
+    _all: HeldBytes
+    _settings: Settings
+    _receive: Receive
+    content_length: int | None  # its bytes as the head declares them
+    received: int = 0
+    is_streamed: bool = False
+    _held: int = 0
+    _waited_s: float = 0.0
+    _waits_since: float | None = None
+    _is_complete: bool = False
+    _until_answered: ExitStack = field(default_factory=ExitStack)
 
     @property
     def waited_s(self) -> float:
