@@ -1,4 +1,4 @@
-"""omni_jobs.api.shared_checks: what many who ask cost, and what a check that hangs does to the others."""
+"""omni_jobs.api.readiness: what many who ask cost, and what a check that hangs does to the others."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_jobs.api.shared_checks import SharedCheck, SharedChecks
+from omni_jobs.api.readiness import SharedCheck, SharedChecks
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable
 
 PATIENCE_S = 30.0
