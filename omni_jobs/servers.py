@@ -8,10 +8,10 @@ A stage config names a server by its name, so neither a job nor a stage config c
 import ipaddress
 import re
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, field_validator, model_validator
 
 from omni_jobs.errors import ConfigError
 
@@ -39,10 +39,11 @@ def check_host(host: str) -> str:
     return plain
 
 
-def check_base_url(url: str, *, may_have_user: bool = False) -> None:
-    """Raise ValueError, which does not show the URL, unless it is ``http://host[:port][/path]`` or such with https.
+def check_base_url(url: str, *, may_have_user: bool = False) -> str:
+    """Return a URL such as ``http://host[:port][/path]`` without slashes at its end, or one with https.
 
-    An IPv6 address stands in brackets. ``may_have_user``: a user and a password may stand before the host.
+    Raise ValueError, which does not show it, for any other. An IPv6 address stands in brackets. ``may_have_user``: a
+    user and a password may stand before the host.
     """
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise ValueError("a base URL has no spaces, and no other characters than those of ASCII")
@@ -59,6 +60,11 @@ def check_base_url(url: str, *, may_have_user: bool = False) -> None:
         raise ValueError("no user, password or key stands in this URL")
     if parts.query or parts.fragment or url.endswith(("?", "#")):
         raise ValueError("a base URL has no query and no fragment")
+    return url.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(check_base_url)]
+"""A base URL without a user, in a setting."""
 
 
 def without_user(url: str) -> str:
@@ -78,16 +84,10 @@ class Server(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    url: str
+    url: BaseUrl
     key: SecretStr | None = None
     key_file: Path | None = None
     ca_file: Path | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _is_base_url(cls, url: str) -> str:
-        check_base_url(url)
-        return url.rstrip("/")
 
     @field_validator("key")
     @classmethod

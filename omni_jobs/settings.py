@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.servers import Server, check_base_url, check_host
+from omni_jobs.servers import BaseUrl, Server, check_host
 
 Auth = Literal["off", "keys", "proxy"]
 
@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     auth: Auth | None = None  # None: off on a loopback address; on any other the API refuses to start.
     tenant_header: str | None = None  # The header in which a proxy names the tenant, for the auth proxy alone.
     # The URL by which browsers reach the API: a proxy's with TLS, or plain HTTP on purpose. None: not known.
-    public_url: str | None = None
+    public_url: BaseUrl | None = None
     # The addresses and networks of proxies whose X-Forwarded-For and -Proto are believed: a,b. *: anybody's.
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1", "::1")
     api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
@@ -170,13 +170,6 @@ class Settings(BaseSettings):
             return value
         names = tuple(name for part in value.split(",") if (name := part.strip()))
         return names or cls.model_fields[info.field_name or ""].default
-
-    @field_validator("public_url")
-    @classmethod
-    def _is_public_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            check_base_url(url)
-        return url
 
     @field_validator("api_host")
     @classmethod

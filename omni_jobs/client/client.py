@@ -63,9 +63,9 @@ class Client:
         OMNI_JOBS_API_KEY_FILE names, else none. A try of a call fails after ``timeout`` seconds of silence. Raises
         ConfigError for a URL that is not http, and a key that cannot be read or sent.
         """
-        self.base_url = (base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL).rstrip("/")
+        given = base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL
         try:
-            check_base_url(self.base_url, may_have_user=True)
+            self.base_url = check_base_url(given, may_have_user=True)
         except ValueError as error:
             raise ConfigError(str(error), field="base_url" if base_url else "OMNI_JOBS_URL") from None
         self._timeout_s = timeout

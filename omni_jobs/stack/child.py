@@ -149,14 +149,12 @@ class Child:
         """Set the state to STOPPING and send the process SIGTERM, if it runs. It ends its own children itself."""
         if self._process is not None and self.runs:
             self.state = ChildState.STOPPING
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+            self._process.terminate()
 
     def kill(self) -> None:
         """Send the process SIGKILL, if it runs; it ends as one that died."""
-        if self._process is not None and self.runs:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def last_lines(self, count: int = 20) -> list[str]:
         """Return up to ``count`` last lines that the log got since the last start; none if it cannot be read."""

@@ -39,7 +39,7 @@ class Sentinel:
         """
         self._lock_fd = lock_fd
         self._remove = remove
-        self._sessions: set[int] = set()
+        self.sessions: set[int] = set()  # those that it watches
         self._start()
 
     def _start(self) -> None:
@@ -60,12 +60,12 @@ class Sentinel:
 
     def watch(self, session: int) -> None:
         """Make the sentinel end this session, too, if this process is killed."""
-        self._sessions.add(session)
+        self.sessions.add(session)
         self._send(f"session {session}")
 
     def forget(self, session: int) -> None:
         """Make the sentinel leave this session alone, because it has ended."""
-        self._sessions.discard(session)
+        self.sessions.discard(session)
         self._send(f"forget {session}")
 
     def renew(self) -> bool:
@@ -78,7 +78,7 @@ class Sentinel:
             self._start()
         except OSError:  # no memory or too many processes: the next call tries again
             return False
-        for session in self._sessions:
+        for session in self.sessions:
             self._send(f"session {session}")
         return True
 

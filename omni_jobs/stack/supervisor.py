@@ -49,7 +49,6 @@ class Supervisor:
     temporary: bool  # the children get less time to stop
 
     def __post_init__(self) -> None:
-        self._sessions: set[int] = set()
         self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
         self._hurry = threading.Event()  # set by a second Ctrl-C: no grace
         self._settled = threading.Event()  # all children are ready, or all have ended
@@ -127,7 +126,6 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         pid = child.start(lambda pid: self._exits.put((child, pid)))
-        self._sessions.add(pid)
         self.sentinel.watch(pid)
 
     def _await_ready(self, children: Sequence[Child], limit_s: float) -> None:
@@ -163,17 +161,13 @@ class Supervisor:
         pids = {each.pid for each in given_up if each.pid is not None}
         end_sessions(pids, grace_s=TEMPORARY_STOP_S)
         for pid in pids:
-            self._forget(pid)
+            self.sentinel.forget(pid)
         self._tell(f"pipeline {child.pipeline} is not served, the others are: {error.message}")
 
     def _tell(self, line: str) -> None:
         """Give a line of text to ``on_notice``; the stack goes on where nothing can be written, as on a full disk."""
         with suppress(OSError, ValueError):  # ValueError: the stream is closed
             self.on_notice(line)
-
-    def _forget(self, pid: int) -> None:
-        self._sessions.discard(pid)
-        self.sentinel.forget(pid)
 
     def _next_exit(self, timeout: float | None) -> Child | None:
         """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
@@ -197,7 +191,7 @@ class Supervisor:
             dead = self._next_exit(POLL_S if unsettled else watch.check_s)
             if dead is not None and dead.pid is not None:
                 end_sessions({dead.pid}, grace_s=0)  # it may have left processes, such as a worker's engine
-                self._forget(dead.pid)
+                self.sentinel.forget(dead.pid)
                 pause_s = dead.schedule_restart()
                 when = f"in {pause_s:.0f} s" if pause_s else "at once"
                 self._tell(f"{dead.name} ended with {dead.exit_in_words}; it is started anew {when} ({dead.log})")
@@ -227,13 +221,14 @@ class Supervisor:
     def _stop_all(self) -> None:
         """Stop workers, rescuer and API together, then Valkey, which they use to the end."""
         valkey, *others = self.children
+        sessions = self.sentinel.sessions
         for child in others:
             child.ask_to_stop()
         self._await_ends(others, TEMPORARY_STOP_S if self.temporary else STOP_S)
-        end_sessions(self._sessions - {valkey.pid}, grace_s=0 if self._hurry.is_set() or self.temporary else 2.0)
+        end_sessions(sessions - {valkey.pid}, grace_s=0 if self._hurry.is_set() or self.temporary else 2.0)
         valkey.ask_to_stop()
         self._await_ends([valkey], VALKEY_STOP_S)
-        end_sessions(self._sessions, grace_s=0)
+        end_sessions(sessions, grace_s=0)
         for child in self.children:
             if child.state is ChildState.STOPPING:
                 child.state = ChildState.STOPPED
