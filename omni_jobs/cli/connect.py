@@ -18,7 +18,6 @@ def connect(url: str | None) -> Client:
     from omni_jobs.cli.exits import notice
     from omni_jobs.client import Client
     from omni_jobs.errors import ConfigError
-    from omni_jobs.servers import check_base_url
     from omni_jobs.settings import read_settings, unknown_variables
     from omni_jobs.stack.data_directory import running_stack
 
@@ -27,9 +26,9 @@ def connect(url: str | None) -> Client:
     else:
         for line in unknown_variables(os.environ):
             notice(line)
-        try:
-            check_base_url(url, may_have_user=True)
-        except ValueError as error:
-            name = "OMNI_JOBS_URL" if url == os.environ.get("OMNI_JOBS_URL") else "--url"
-            raise ConfigError(str(error), field=name) from None
-    return Client(url)
+    try:
+        return Client(url)
+    except ConfigError as error:
+        if error.field == "base_url":
+            error.field = "OMNI_JOBS_URL" if url == os.environ.get("OMNI_JOBS_URL") else "--url"
+        raise

@@ -93,19 +93,16 @@ class EmbeddedStack:
         self._temporary = temporary
         self._on_notice = on_notice
         self._names = tuple(pipelines)
-        self._pipelines: list[Pipeline] = []
-        self._broken: list[PluginBroken] = []
-        self._check_pipelines(load_pipelines(settings.resolved_stage_configs))
+        self._pipelines = self._whole_pipelines(load_pipelines(settings.resolved_stage_configs))
         self._directory = DataDirectory(settings.data_dir)
-        self._removes_spool = settings.spool_dir is None
-        memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
-        temporary_files = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-        self._spool = settings.spool_dir or temporary_files / f"omni-jobs-{secrets.token_hex(4)}"
         self._taken = ExitStack()  # what ``stop`` gives back
         self._supervisor: Supervisor | None = None
         self._children: list[Child] = []  # Valkey first
 
-    def _check_pipelines(self, known: Pipelines) -> None:
+    def _whole_pipelines(self, known: Pipelines) -> list[Pipeline]:
+        """Return the pipelines whose plug-ins are whole, and tell of the others. Raises what ``__init__`` does."""
+        whole: list[Pipeline] = []
+        broken: list[PluginBroken] = []
         for name in self._names:
             try:
                 pipeline = known.named(name, field="pipeline")
@@ -113,12 +110,13 @@ class EmbeddedStack:
                     check_worker_installed(pipeline, stage)
                     self._check_checkpoint(pipeline, pipeline.stage(stage))
             except PluginBroken as error:
-                self._broken.append(error)
+                broken.append(error)
                 self._on_notice(f"pipeline {name} is not served: {error}")
             else:
-                self._pipelines.append(pipeline)
-        if self._broken and not self._pipelines:
-            raise self._broken[0]
+                whole.append(pipeline)
+        if broken and not whole:
+            raise broken[0]
+        return whole
 
     def _check_checkpoint(self, pipeline: Pipeline, stage: StageConfig) -> None:
         """Raise ConfigError if the stage's checkpoint is missing or does not fit."""
@@ -200,14 +198,17 @@ class EmbeddedStack:
         if urlsplit(given.resolved_storage_url).scheme == "file":
             open_store(given).check()
         listener = self._taken.enter_context(self._listen())
-        removed = [self._spool] if self._removes_spool else []
+        memory = Path("/dev/shm")  # noqa: S108 — a directory of our own is made in it
+        temporary_files = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        spool = given.spool_dir or temporary_files / f"omni-jobs-{secrets.token_hex(4)}"
+        removed = [spool] if given.spool_dir is None else []
         if self._temporary:
             removed.append(self._directory.path)
         sentinel = Sentinel(lock_fd=self._directory.lock_fd, remove=removed)
         self._taken.callback(sentinel.stop)
-        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._removes_spool:
-            self._taken.callback(shutil.rmtree, self._spool, ignore_errors=True)
+        spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if given.spool_dir is None:
+            self._taken.callback(shutil.rmtree, spool, ignore_errors=True)
         host, port = listener.getsockname()[:2]
         self.url = base_url(host, port)
         valkey = Valkey(self._directory.valkey)
@@ -216,7 +217,7 @@ class EmbeddedStack:
                 "stage_configs": self._given.resolved_stage_configs,
                 "pipelines": self._names,
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
-                "spool_dir": self._spool,
+                "spool_dir": spool,
                 "load_locks_dir": given.load_locks_dir or self._directory.load_locks,
                 "api_host": host,
                 "api_port": port,
