@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from omni_jobs.api import shared_checks
+from omni_jobs.api import readiness
 from omni_jobs.api.services import Services
 from omni_jobs.cli import app
 from omni_jobs.errors import ConfigError
@@ -102,7 +102,7 @@ def test_a_process_ends_its_start_with_one_line(configs: Path, command: list[str
 def api(
     configs: Path, sqlite_url: str, valkey_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ApiServer]:
-    monkeypatch.setattr(shared_checks, "_KEPT_S", 0.0)  # each /readyz tells of the files as they are now
+    monkeypatch.setattr(readiness, "_KEPT_S", 0.0)  # each /readyz tells of the files as they are now
     (configs / FILE).write_text(GOOD, encoding="utf-8")
     given = settings_of(configs, sqlite_url, valkey_url)
     served = {"pipelines": ("omni", "echo"), "models": {"omni": tiny_checkpoint}}
