@@ -8,7 +8,6 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -87,10 +86,6 @@ class _Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the document of the routes, with the body of a submit, which no route declares as a parameter."""
         if self.openapi_schema is None:
-            document = get_openapi(
-                title=self.title, version=self.version, summary=self.summary, routes=self.routes, servers=self.servers
-            )
             request = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-            document["components"]["schemas"] |= {**request.pop("$defs"), "JobRequest": request}
-            self.openapi_schema = document
-        return self.openapi_schema
+            super().openapi()["components"]["schemas"] |= {**request.pop("$defs"), "JobRequest": request}
+        return super().openapi()

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -50,7 +50,7 @@ T = TypeVar("T")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it.
 
     Every call raises the server's error, a class of ``omni_jobs.errors``, and ServerUnavailable if it gave no answer.
@@ -330,9 +330,6 @@ class Client:
     def close(self) -> None:
         """Close the connections to the server."""
         self._http.close()
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -66,33 +66,27 @@ class Places:
         self._spare: set[Connection] = set()  # those of them in a spare place
         # Those without a request, the longest idle first → from when on they may be closed.
         self._idle: dict[Connection, float] = {}
-        self._idle_spare: dict[Connection, float] = {}  # the same of those in a spare place
         self._survey_at = float("-inf")
 
     def enter(self, connection: Connection) -> bool:
         """Give a new connection a place, if need be a spare one. Return False if there is none."""
-        patient = self._clock() + _PATIENCE_S
-        if len(self._all) < self.most or self._close_oldest(self._idle):
-            self._idle[connection] = patient
-        elif len(self._all) < self.most + SPARE_PLACES or self._close_oldest(self._idle_spare, on_its_way=True):
-            self._spare.add(connection)
-            self._idle_spare[connection] = patient
-        elif self._close_oldest(self._idle, on_its_way=True):
-            self._idle[connection] = patient
-        else:
-            return False
+        if len(self._all) >= self.most and not self._close_oldest():
+            if len(self._all) < self.most + SPARE_PLACES or self._close_oldest(spare=True, on_its_way=True):
+                self._spare.add(connection)
+            elif not self._close_oldest(on_its_way=True):
+                return False
+        self._idle[connection] = self._clock() + _PATIENCE_S
         self._all[connection] = None
         return True
 
     def begin(self, connection: Connection, *, is_for_health: bool) -> bool:
         """Note that a request of a connection has come. Return False if it must be refused, because all are busy."""
         self._idle.pop(connection, None)
-        self._idle_spare.pop(connection, None)
         if connection not in self._spare or is_for_health:
             return True
-        if len(self._all) > self.most and not self._close_oldest(self._idle):
+        if len(self._all) > self.most and not self._close_oldest():
             connection.in_place_of = self._end_slow_requests()
-            if connection.in_place_of is None and not self._close_oldest(self._idle, on_its_way=True):
+            if connection.in_place_of is None and not self._close_oldest(on_its_way=True):
                 return False
         self._spare.remove(connection)
         return True
@@ -101,12 +95,12 @@ class Places:
         """Note that a connection is without a request, and may be closed to make room."""
         connection.tenant = connection.in_place_of = None
         if connection in self._all:
-            (self._idle_spare if connection in self._spare else self._idle)[connection] = self._clock()
+            self._idle[connection] = self._clock()
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection, because it is closed."""
-        for kept in (self._all, self._idle, self._idle_spare):
-            kept.pop(connection, None)
+        self._all.pop(connection, None)
+        self._idle.pop(connection, None)
         self._spare.discard(connection)
 
     def is_spare(self, connection: Connection) -> bool:
@@ -115,12 +109,16 @@ class Places:
 
     def is_idle(self, connection: Connection) -> bool:
         """Return whether a connection is without a request, and in no spare place."""
-        return connection in self._idle
+        return connection in self._idle and connection not in self._spare
 
-    def _close_oldest(self, idle: dict[Connection, float], *, on_its_way: bool = False) -> bool:
-        """Close the first of these connections, also if its request is ``on_its_way``. Return whether there was one."""
+    def _close_oldest(self, *, spare: bool = False, on_its_way: bool = False) -> bool:
+        """Close the connection that is idle for longest, also if its request is ``on_its_way``.
+
+        ``spare``: one in a spare place, else one in another. Return whether there was one.
+        """
         now = self._clock()
-        oldest = next((each for each, since in idle.items() if on_its_way or since <= now), None)
+        idle = ((each, since) for each, since in self._idle.items() if (each in self._spare) is spare)
+        oldest = next((each for each, since in idle if on_its_way or since <= now), None)
         if oldest is None:
             return False
         self.leave(oldest)
