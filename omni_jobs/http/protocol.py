@@ -5,7 +5,7 @@ chunk lengths of a chunked body are bounded in bytes. A connection may stay with
 unread, only for a time. The number of connections is bounded by ``Places``, and so are slow ones on a full server. Each
 refusal is an answer in the API's shape of errors.
 
-All use of uvicorn's internals is in this file. tests/unit/api/test_protocol.py names the internals, and pyproject.toml
+All use of uvicorn's internals is in this file. tests/unit/http/test_protocol.py names the internals, and pyproject.toml
 pins the version.
 """
 
