@@ -30,7 +30,7 @@ def codec_stop_ids(config: PretrainedConfig) -> list[int]:
     return [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
 
 
-THINKER = ArComponent(media=True, adds_embeddings=True)
+THINKER = ArComponent(adds_embeddings=True)
 
 TALKER = ArComponent(
     text=False,

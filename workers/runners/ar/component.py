@@ -21,7 +21,6 @@ class ArComponent:
     """One component of a checkpoint, as an AR stage runs it.
 
     text             its tokens are text, so the stage has a tokenizer and streams text
-    media            its prompts may hold audio, images or video
     engine_args      vLLM's AsyncEngineArgs beyond those of the stage config; ``hf_overrides`` may select one of the
                      family's ``vllm_models``
     stop_ids         returns the ids that end generation from the model's config, beside those of the tokenizer
@@ -33,7 +32,6 @@ class ArComponent:
     """
 
     text: bool = True
-    media: bool = False
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     stop_ids: Callable[[PretrainedConfig], list[int]] = lambda config: []
     adds_embeddings: bool = False
