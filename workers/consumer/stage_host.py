@@ -42,7 +42,11 @@ _ENGINE_CHECK_S = 0.5
 
 
 class StageHost:
-    """Opens and closes the parts of a worker in their order, for the pool. All methods run on one event loop."""
+    """All that a worker's process opens to serve its stage: database, slot, ledger, engine, executor.
+
+    ``StagePool`` makes one and calls its methods, in the order above and on its event loop. ``serve`` gives it the
+    executor, to which it passes doorbells on.
+    """
 
     def __init__(
         self,

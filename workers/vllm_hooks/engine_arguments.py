@@ -43,10 +43,11 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 
 def check_engine_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments for ``AsyncEngineArgs`` as vLLM's types make them: names of enumerations as members.
+    """Return vLLM's engine arguments with each value as its type has it: a name of an enumeration as the member.
 
-    Raises ConfigError naming ``engine.<name>`` for an unknown argument and for a value that is not of its type; its
-    ``more`` has the other mistakes.
+    ``Engine.start`` calls it in a worker and gives the result to ``AsyncEngineArgs``. Raises ConfigError naming
+    ``engine.<name>`` for an unknown argument and for a value that is not of its type; its ``more`` has the other
+    mistakes.
     """
     checked = {}
     found: list[ConfigError] = []

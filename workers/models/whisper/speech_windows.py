@@ -42,10 +42,11 @@ class Window(NamedTuple):
 
 
 def next_window(samples: NDArray[Any], begin: int, threshold: float) -> Window:
-    """Return the window of a recording, float32 [T], that begins at ``begin`` or later.
+    """Return which samples of a recording, float32 [T] at 16 kHz, are to be transcribed next, at most 30 s.
 
-    It ends in the longest pause of its second half, so that no word is cut. ``threshold``: how sure the detector must
-    be that somebody speaks, 0 … 1.
+    ``Transcriber.hear`` calls it with the last window's ``next`` as ``begin``, until the recording ends. A window ends
+    in the longest pause of its second half, so that no word is cut. ``threshold``: how sure the detector must be that
+    somebody speaks, 0 … 1.
     """
     piece = samples[begin : begin + _WINDOW]
     end = begin + len(piece)

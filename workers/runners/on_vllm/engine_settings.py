@@ -1,8 +1,9 @@
-"""``VllmEngine``: the ``engine`` of a stage on vLLM in a stage config: vLLM's engine arguments by their own names.
+"""``VllmEngine``: what a stage config says under ``engine`` for a stage on vLLM: vLLM's arguments by their own names.
 
-``refused_arguments`` has those that no stage config may give. Here stand those that the platform reads itself. All
-others are checked by vLLM's own types, where it is installed: ``check_arguments`` for commands, ``vllm_hooks`` for a
-worker. Each runner on vLLM derives its own settings from ``VllmEngine``.
+``StageConfig.engine_settings`` makes one of the file, of the class that the stage's runner derives from it, and the
+worker's runner takes ``vllm_args`` of it. Here stand the arguments that the platform reads itself;
+``refused_arguments`` has those that no stage config may give. All others are checked by vLLM's own types, where it is
+installed: ``check_arguments`` for commands, ``vllm_hooks`` for a worker.
 """
 
 from collections.abc import Mapping

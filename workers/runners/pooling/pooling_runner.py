@@ -1,9 +1,10 @@
-"""``PoolingRunner``: runs a pooling stage on vLLM's AsyncLLM: a row for each token of a prompt.
+"""``PoolingRunner``: the runner of stages of the kind ``pooling``, which makes token ids into rows on vLLM's AsyncLLM.
 
-    run: check → embed (both prompts at once) → output
+    run: check → embed (the prompt and its negative prompt at once) → output
 
-A row is the last hidden state after the final norm, in the model's dtype. vLLM computes a prompt in one step, together
-with others as far as ``max_num_batched_tokens`` goes, and returns its rows at once.
+``StageLLM`` calls it as any runner. Its output has a row for each token of a prompt: the last hidden state after the
+final norm, in the model's dtype. vLLM computes a prompt in one step, together with others as far as
+``max_num_batched_tokens`` goes, and returns its rows at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
@@ -31,8 +32,6 @@ from workers.vllm_hooks import LONE_TOKENIZER
 
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
 
 POOLING_ARGUMENTS: Mapping[str, Any] = {
     "runner": "pooling",
