@@ -122,7 +122,10 @@ class StageConfig(_Frozen):
 
     @cached_property
     def engine_settings(self) -> EngineSettings:
-        """The settings of the stage's engine. Raises pydantic's ValidationError if the file's are wrong."""
+        """The stage's ``engine`` as an object of its runner's own class, which a worker's runner is made from.
+
+        Raises pydantic's ValidationError if the file's are wrong.
+        """
         return named_class(self.runner.engine, EngineSettings).model_validate(self.engine)
 
     @cached_property

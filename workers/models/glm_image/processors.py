@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from omni_jobs.pipelines.stage_config import StageConfig
-from workers.models.flow_processor import FlowProcessor
 from workers.models.glm_image.grids import LARGEST, PIXELS, SMALLEST, grids_of
 from workers.models.glm_image.parameters import DenoiseParameters, GenerateParameters
 from workers.models.glm_image.prompts import GlmImagePromptRenderer, glyph_texts, text_of
@@ -15,6 +14,7 @@ from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 

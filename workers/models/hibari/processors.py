@@ -2,10 +2,10 @@
 
 from omni_jobs.errors import PayloadCorrupt
 from omni_jobs.prompts.messages import last_user_text
-from workers.models.flow_processor import FlowProcessor
 from workers.models.hibari.family import ACOUSTIC_FEATURES
 from workers.models.hibari.hibari_prompts import SPECTRA, FeaturesPrompt, TextPrompt
 from workers.models.hibari.parameters import AcousticParameters, VocoderParameters
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.types import StageInput
 
 

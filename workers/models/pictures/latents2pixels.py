@@ -3,8 +3,8 @@
 from typing import Any
 
 from omni_jobs.pipelines.flows import FLOATS
-from workers.models.flow_processor import FlowProcessor
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 

@@ -19,7 +19,6 @@ from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.checkpoint_weights import weight_files
-from workers.models.flow_processor import FlowProcessor
 from workers.models.qwen2_5_omni.checkpoint import read_speakers, talker_ids
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
@@ -27,6 +26,7 @@ from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 

@@ -9,7 +9,6 @@ from omni_jobs.payloads import AdditionalInformationPayload, Payload
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.renderers import load_renderer
-from workers.models.flow_processor import FlowProcessor
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters, SourcesParameters
 from workers.models.qwen_image.prompts import QwenImagePromptRenderer
@@ -18,6 +17,7 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 

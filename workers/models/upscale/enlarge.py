@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from omni_jobs.errors import ModelError
-from workers.models.flow_processor import FlowProcessor
 from workers.models.pictures.source import decoded_sources
 from workers.models.upscale.parameters import UpscaleParameters
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.types import StageInput
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from typing import Any
 
 from omni_jobs.errors import ModelError
 from omni_jobs.prompts.messages import parts_of
-from workers.models.flow_processor import FlowProcessor
 from workers.models.whisper.parameters import WhisperParameters
 from workers.models.whisper.whisper_prompt import SAMPLING_RATE, Recording, WhisperPrompt
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.types import StageInput
 
 

@@ -11,12 +11,13 @@ from workers.runners.ar.chat_processor import ChatProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.types import StageInput
 
 _SILENCE = "(a recording in which nobody speaks)"
 
 
-class ChatOfTranscripts:
+class ChatOfTranscripts(FlowProcessor):
     """Puts transcripts into the places of a job's recordings, then does as ``chat`` does.
 
     A recording in which nobody speaks is called that, in a message that says something besides. A message that says
@@ -26,11 +27,11 @@ class ChatOfTranscripts:
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
         """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
+        super().__init__(stage, model)
         model = needed_model(model, stage)
         self._stage = stage
         self._chat = ChatProcessor(stage, model)
         self._renderer = load_renderer(model.family, model.path)
-        self._upstream = next(name for name, flow in stage.inputs.items() if flow == "text")
 
     def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTextPrompt | OmniTokensPrompt:
         """Return the prompt of ``chat`` for the job's messages with the payload's transcripts in them.
@@ -42,7 +43,7 @@ class ChatOfTranscripts:
         """
         messages = stage_input.request["messages"]
         recordings = [part["media"] for message in messages for part in _parts(message) if part["type"] == "audio"]
-        heard = _transcripts(stage_input.information(self._upstream), recordings)
+        heard = _transcripts(self.information(stage_input, "text"), recordings)
         written = [_written(message, number, heard) for number, message in enumerate(messages)]
         request = {**stage_input.request, "messages": written}
         self._check(request)
