@@ -12,6 +12,7 @@ import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -22,14 +23,9 @@ from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
 from omni_jobs.servers import Server
 from workers.runners.remote.breath import Breath
 from workers.runners.remote.content_encoding import decoder_of
+from workers.runners.remote.document import Document
 from workers.runners.remote.engine_settings import RemoteEngine
-from workers.runners.remote.failures import (
-    Setback,
-    bad_answer,
-    broken_off,
-    failure_of_status,
-    readable,
-)
+from workers.runners.remote.failures import Setback, bad_answer, broken_off, failure_of_status, readable
 from workers.runners.remote.httpx_hooks import read_politely
 from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT
 from workers.runners.remote.pauses import pause_of
@@ -212,25 +208,24 @@ class RemoteClient:
         body = bytearray()
         with suppress(Setback, ModelError):
             body = await answer.body(_ERROR_BYTES)
-        headers = answer.headers
         error = ServerError.parse_body(body)
-        asked_s = pause_of(headers)
-        return self.failure(answer.status, error, pause_s=error.pause_s if asked_s is None else asked_s)
+        if (asked_s := pause_of(answer.headers)) is not None:
+            error = replace(error, pause_s=asked_s)
+        return self.failure(answer.status, error)
 
-    def failure(self, status: int, error: ServerError, *, pause_s: float | None = None) -> Exception:
+    def check(self, document: Document, *, is_error: bool = False) -> None:
+        """Raise the error that a successful answer's document tells, as if the answer had the error's status, or 500.
+
+        ``is_error``: it surely tells one.
+        """
+        error = ServerError.told_by(document, is_error=is_error)
+        if error is not None:
+            raise self.failure(error.status or 500, error)
+
+    def failure(self, status: int, error: ServerError) -> Exception:
         """Return what the server's error means, as ``failure_of_status`` does."""
-        return failure_of_status(
-            status,
-            error,
-            message=self.words(error),
-            parameters=self._parameters,
-            stage=self._stage,
-            pause_s=pause_s,
-        )
-
-    def words(self, error: ServerError) -> str:
-        """Return what the server says went wrong, fit for people and without the key."""
-        return self.readable(error.message)
+        said = replace(error, message=self.readable(error.message))
+        return failure_of_status(status, said, self._parameters, self._stage)
 
     def readable(self, text: str) -> str:
         """Return what a server says, fit for people and without the key."""

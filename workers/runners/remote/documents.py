@@ -15,7 +15,6 @@ from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.events import Event, EventReader
 from workers.runners.remote.failures import Setback, bad_answer
-from workers.runners.remote.server_error import raise_error
 
 _WHITE = b" \t\r\n"
 _END = b"[DONE]"
@@ -34,7 +33,7 @@ class Documents:
 
     Comments, pings, and events whose data are empty or no object are passed over; the last event need not be closed.
     Raises ModelError for an answer that has no documents, for one that cannot be parsed and for an event above 8 MiB,
-    the error that a document tells of (``raise_error``), and what ``Answer.pieces`` raises.
+    the error that a document tells of (``RemoteClient.check``), and what ``Answer.pieces`` raises.
     """
 
     def __init__(self, answer: Answer, call: Call) -> None:
@@ -65,7 +64,7 @@ class Documents:
             if self._answer.tells_its_end:
                 raise
             raise Setback("the answer is no JSON, or broke off before its end", counts=True) from None
-        raise_error(document, self._call.client)
+        self._call.client.check(document)
         if not isinstance(document.value, dict):
             raise bad_answer("all of it: no object")
         return document
@@ -116,7 +115,7 @@ class Documents:
             if not is_error:
                 raise
             document = Document(data[:_SHOWN].decode(errors="replace"))
-        raise_error(document, self._call.client, is_error=is_error)
+        self._call.client.check(document, is_error=is_error)
         if isinstance(document.value, list) and document.value:
             raise bad_answer("all of it: no object")
         return document if isinstance(document.value, dict) else None

@@ -1,12 +1,16 @@
 """``RemoteEngine``: what a stage config says under ``engine`` for a remote stage."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
+from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT, Endpoint
+
+if TYPE_CHECKING:
+    from omni_jobs.pipelines.stage_config import StageConfig
 
 _OURS = frozenset(
     {"model", "messages", "input", "prompt", "file", "stream", "stream_options", "n", "modalities", "store"}
@@ -56,6 +60,13 @@ class RemoteEngine(EngineSettings):
         if ours := sorted(_OURS & set(extra)):
             raise ValueError(f"{', '.join(ours)}: set by the stage itself")
         return extra
+
+    @classmethod
+    def of(cls, stage: "StageConfig") -> "RemoteEngine":
+        """Return a stage's settings. Raises ConfigError for a stage of another kind."""
+        if not isinstance(stage.engine_settings, cls):
+            raise ConfigError(f"processor {stage.processor} is for remote stages", field="processor", stage=stage.name)
+        return stage.engine_settings
 
     @property
     def parameters_type(self) -> type[StageParameters]:

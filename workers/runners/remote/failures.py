@@ -52,18 +52,17 @@ def readable(text: str, secret: str | None) -> str:
 
 
 def failure_of_status(
-    status: int, error: ServerError, *, message: str, parameters: Collection[str], stage: str, pause_s: float | None
+    status: int, error: ServerError, parameters: Collection[str], stage: str
 ) -> Setback | OmniJobsError:
     """Return what an answer with a status that is no success means.
 
-    ``message`` is the server's, made readable; ``parameters`` are the names of the stage's; ``pause_s`` is how long
-    the server asks to wait.
+    The message of ``error`` is readable; ``parameters`` are the names of the stage's.
     """
-    said = f"the server answers {status}" + (f": {message}" if message else "")
+    said = f"the server answers {status}" + (f": {error.message}" if error.message else "")
     if status in _WAITED_FOR:
-        return Setback(said, pause_s=pause_s)
+        return Setback(said, pause_s=error.pause_s)
     if status >= 500 or status in _LOST:
-        return Setback(said, counts=True, pause_s=pause_s)
+        return Setback(said, counts=True, pause_s=error.pause_s)
     if 300 <= status < 400:
         return ModelError(f"the server answers {status}, a redirect, and redirects are not followed")
     if status == 413:

@@ -6,7 +6,6 @@ are thousands of events of h11, over which the loop would stand for a fifth of a
 
 import asyncio
 import ssl
-from collections.abc import Iterable
 from typing import Any
 
 import httpcore2
@@ -18,32 +17,12 @@ _SMALL = 8 << 10  # bytes, of the first read after a write, and while reads take
 _SLOW_S = 0.005
 
 
-class PoliteBackend(httpcore2.AsyncNetworkBackend):
-    """Opens the connections of another backend, and gives way between their reads."""
+class PoliteBackend(httpcore2.AnyIOBackend):
+    """httpcore2's own backend on asyncio, whose connections give way between their reads."""
 
-    def __init__(self, backend: httpcore2.AsyncNetworkBackend) -> None:
-        self._backend = backend
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        """Open a connection as the other backend does."""
-        return PoliteStream(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore2.AsyncNetworkStream:
-        """Open a connection as the other backend does."""
-        return PoliteStream(await self._backend.connect_unix_socket(path, timeout, socket_options))
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep as the other backend does."""
-        await self._backend.sleep(seconds)
+    async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
+        """Open a connection."""
+        return PoliteStream(await super().connect_tcp(*args, **kwargs))
 
 
 class PoliteStream(httpcore2.AsyncNetworkStream):
@@ -90,5 +69,4 @@ def read_politely(client: httpx2.AsyncClient) -> None:
     """Make a new client, which has no connections yet, give way between reads."""
     for transport in (client._transport, *client._mounts.values()):
         if isinstance(transport, httpx2.AsyncHTTPTransport):
-            pool = transport._pool
-            pool._network_backend = PoliteBackend(pool._network_backend)
+            transport._pool._network_backend = PoliteBackend()

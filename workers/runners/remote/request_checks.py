@@ -23,14 +23,14 @@ _NO_TEXT: Mapping[Endpoint, str] = {
 
 def check_chat(stage: "StageConfig", request: Mapping[str, Any]) -> None:
     """Raise InvalidRequest naming a medium that the stage's endpoint does not know."""
-    if _engine(stage).endpoint == "responses":
+    if RemoteEngine.of(stage).endpoint == "responses":
         for field, _ in parts_of(request, "video"):
             raise InvalidRequest("responses take no video", field=field)
 
 
 def check_text(stage: "StageConfig", request: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for a request without the text or the picture that the stage is to begin with."""
-    engine = _engine(stage)
+    engine = RemoteEngine.of(stage)
     if not stage.inputs and not last_user_text(request).strip():
         raise InvalidRequest(_NO_TEXT.get(engine.endpoint, "there is no text"), field="messages")
     if engine.endpoint not in ("images", "videos"):
@@ -46,10 +46,3 @@ def check_transcription(stage: "StageConfig", request: Mapping[str, Any]) -> Non
     """Raise InvalidRequest for a request without a recording, unless an earlier stage makes the sound."""
     if not stage.inputs and not any(parts_of(request, "audio")):
         raise InvalidRequest("no recording: a message needs a part of the type input_audio", field="messages")
-
-
-def _engine(stage: "StageConfig") -> RemoteEngine:
-    engine = stage.engine_settings
-    if not isinstance(engine, RemoteEngine):
-        raise TypeError(f"stage {stage.name} is no remote stage")
-    return engine

@@ -166,7 +166,7 @@ def _output(response: Document, told: _Told, call: Call) -> OmniModelRunnerOutpu
     status, reply = response.peek("status"), told.reply
     if status == "failed":
         error = ServerError.parse(response.value, response.long)
-        raise call.client.failure(error.status or (500 if error.code is None else 400), error, pause_s=error.pause_s)
+        raise call.client.failure(error.status or (500 if error.code is None else 400), error)
     reply.finish_reason = "stop"
     if status == "incomplete":
         reply.finish_reason = response.word("incomplete_details", "reason") or "length"

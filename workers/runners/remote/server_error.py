@@ -12,7 +12,6 @@ import orjson
 from workers.runners.remote.pauses import pause_in, pause_in_words
 
 if TYPE_CHECKING:
-    from workers.runners.remote.client import RemoteClient
     from workers.runners.remote.document import Document
 
 _MOST_BYTES = 2000  # of a text that is no JSON, and of a string that a document's outline cut out
@@ -89,6 +88,18 @@ class ServerError:
         )
 
     @classmethod
+    def told_by(cls, document: "Document", *, is_error: bool) -> "ServerError | None":
+        """Return the error that the document of a successful answer tells; None: it tells none.
+
+        One with an id and a status is a state, and left to its endpoint. ``is_error``: it surely is an error.
+        """
+        value = document.value[0] if isinstance(document.value, list) and document.value else document.value
+        if is_error or _is_error(value):
+            return cls.parse(value, document.long)
+        of_choice = document.peek("choices", 0, "error")
+        return cls.parse({"error": of_choice}, document.long) if _is_given(of_choice) else None
+
+    @classmethod
     def parse_body(cls, body: bytes | bytearray) -> "ServerError":
         """Return the error that an answer's body holds, be it an event's; one with its text if the body is no JSON."""
         body = bytes(body).removeprefix(BOM_UTF8).strip()
@@ -99,23 +110,6 @@ class ServerError:
             text = body[:_MOST_BYTES].decode("utf-8", errors="replace")
             message = " ".join(unescape(_TAGS.sub(" ", text)).split()) if body.startswith(b"<") else text
             return cls(message=message, pause_s=pause_in_words(message))
-
-
-def raise_error(document: "Document", client: "RemoteClient", *, is_error: bool = False) -> None:
-    """Raise the error that a successful answer's document holds, as if the answer had the error's status, or 500.
-
-    Return if it holds none. One with an id and a status is a state, and left to its endpoint. ``is_error``: it surely
-    is an error.
-    """
-    value = document.value[0] if isinstance(document.value, list) and document.value else document.value
-    if is_error or _is_error(value):
-        pass
-    elif _is_given(choice_error := document.peek("choices", 0, "error")):
-        value = {"error": choice_error}
-    else:
-        return
-    error = ServerError.parse(value, document.long)
-    raise client.failure(error.status or 500, error, pause_s=error.pause_s)
 
 
 def _is_error(value: Any) -> bool:

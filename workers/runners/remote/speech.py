@@ -11,7 +11,6 @@ from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer, broken_off
 from workers.runners.remote.prompt import RemotePrompt
-from workers.runners.remote.server_error import raise_error
 from workers.runners.remote.wav import decode_wav
 from workers.stages.types import EncodedOutput, OmniModelRunnerOutput, Progress
 
@@ -61,7 +60,7 @@ async def _body(answer: Answer, call: Call) -> bytearray:
             document = await read_document(body)
         except ModelError:
             document = Document(None)
-        raise_error(document, call.client)
+        call.client.check(document)
     return body
 
 

@@ -17,7 +17,6 @@ from workers.runners.remote.heard import heard, tells_segments
 from workers.runners.remote.parameters import TranscriptionParameters
 from workers.runners.remote.prompt import RemotePrompt, RemoteRecording
 from workers.runners.remote.reply import Reply, usage_of
-from workers.runners.remote.server_error import raise_error
 from workers.runners.runner import ProgressSink
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
 from workers.transcripts.subtitles import MEDIA_TYPES, subtitles
@@ -147,7 +146,7 @@ async def _plain(answer: Answer, call: Call) -> _Said:
         raise bad_answer(f"it has more text than {MOST_TEXT} characters")
     if body.lstrip()[:1] == b"{":
         document = await read_document(body)
-        raise_error(document, call.client)
+        call.client.check(document)
         return document, usage_of(document, "usage")
     try:
         return Document({"text": body.decode("utf-8-sig")}), None

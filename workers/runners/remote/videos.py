@@ -18,7 +18,7 @@ from workers.runners.remote.document import read_document
 from workers.runners.remote.failures import Setback, bad_answer
 from workers.runners.remote.images import refuse_successors
 from workers.runners.remote.prompt import RemotePrompt
-from workers.runners.remote.server_error import ServerError, raise_error
+from workers.runners.remote.server_error import ServerError
 from workers.runners.remote.speech import receive
 from workers.stages.types import WAITING, EncodedOutput, OmniModelRunnerOutput, Progress
 
@@ -77,7 +77,7 @@ async def _read(answer: Answer, call: Call) -> tuple[Video, float]:
     Raises ModelError for an id that is no name, and without a status.
     """
     document = await read_document(await answer.body())
-    raise_error(document, call.client)
+    call.client.check(document)
     name, status = document.text("id"), document.text("status")
     if name is None or not _ID.fullmatch(name):
         raise bad_answer(f"id: {name!r:.60} is no name")
@@ -105,8 +105,8 @@ async def _made(video: Video, poll_s: float, call: Call) -> None:
     if video.status != "completed":
         error = video.error
         if video.status == "failed" and error.status in _TRANSIENT:
-            raise RemoteUnavailable(f"the video failed: {call.client.words(error)}")
-        raise ModelError(f"the video is {video.status!r:.40}: {call.client.words(error)}".removesuffix(": "))
+            raise RemoteUnavailable(f"the video failed: {call.client.readable(error.message)}")
+        raise ModelError(f"the video is {video.status!r:.40}: {call.client.readable(error.message)}".removesuffix(": "))
 
 
 async def _delete(video: Video, call: Call) -> None:
