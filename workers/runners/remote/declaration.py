@@ -11,16 +11,16 @@ REMOTE = RunnerDeclaration(
     parameters=f"{_HERE}.parameters:RemoteParameters",
     processors={
         "remote_chat": ProcessorDeclaration(
-            f"{_HERE}.chat_processor:RemoteChatProcessor", "remote", check=f"{_CHECKS}:check_chat"
+            f"{_HERE}.processors:RemoteChatProcessor", "remote", check=f"{_CHECKS}:check_chat"
         ),
         "remote_text": ProcessorDeclaration(
-            f"{_HERE}.text_processor:RemoteTextProcessor",
+            f"{_HERE}.processors:RemoteTextProcessor",
             "remote",
             may_consume=frozenset({"text"}),
             check=f"{_CHECKS}:check_text",
         ),
         "remote_transcription": ProcessorDeclaration(
-            f"{_HERE}.transcription_processor:RemoteTranscriptionProcessor",
+            f"{_HERE}.processors:RemoteTranscriptionProcessor",
             "remote",
             may_consume=frozenset({"waveform"}),
             check=f"{_CHECKS}:check_transcription",

@@ -17,12 +17,14 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 from tests.remote_stages import engine_settings
-from workers.runners.remote.chat_processor import RemoteChatProcessor
 from workers.runners.remote.parameters import ChatParameters, ImageParameters, RemoteParameters
+from workers.runners.remote.processors import (
+    RemoteChatProcessor,
+    RemoteTextProcessor,
+    RemoteTranscriptionProcessor,
+    medium,
+)
 from workers.runners.remote.prompt import RemoteFile
-from workers.runners.remote.stage_parts import medium
-from workers.runners.remote.text_processor import RemoteTextProcessor
-from workers.runners.remote.transcription_processor import RemoteTranscriptionProcessor
 from workers.stages.types import StageInput
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
