@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from omni_jobs.servers import Server
 from workers.runners.remote.engine_settings import RemoteEngine
+from workers.runners.remote.parameters import RemoteParameters
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
 from workers.runners.remote.remote_runner import RemoteRunner
 from workers.stages.engine_args import OmniEngineArgs
@@ -41,12 +42,9 @@ async def remote_runner(url: str, endpoint: str = "chat", **settings: Any) -> As
 
 def prompt(runner_endpoint: str = "chat", text: str = "Say hi.", **fields: Any) -> RemotePrompt:
     """A prompt of an endpoint, with its parameters' defaults or ``parameters``."""
-    kind = engine_settings(runner_endpoint).parameters_type
-    given = fields.pop("parameters", {})
+    given = RemoteParameters.model_validate(fields.pop("parameters", {}), context=engine_settings(runner_endpoint))
     messages = [{"role": "user", "content": text}] if runner_endpoint in ("chat", "responses") else ()
-    return RemotePrompt(
-        **{"parameters": kind.model_validate(given), "seed": 7, "messages": messages, "text": text, **fields}
-    )
+    return RemotePrompt(**{"parameters": given, "seed": 7, "messages": messages, "text": text, **fields})
 
 
 def recording(media: int = 0, data: bytes = b"RIFF", **fields: Any) -> RemoteRecording:

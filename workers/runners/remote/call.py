@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from omni_jobs.errors import ModelError
 from workers.runners.remote.client import Answer, RemoteClient
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import given
@@ -53,16 +52,10 @@ class Call:
 
         A field that is None is left out.
         """
-        body = {"model": self.engine.model, **fields, **given(prompt.parameters), **self.engine.extra_body}
+        parameters = given(prompt.parameters, self.engine.endpoint)
+        body = {"model": self.engine.model, **fields, **parameters, **self.engine.extra_body}
         return {name: value for name, value in body.items() if value is not None}
 
     def seed(self, prompt: RemotePrompt) -> int | None:
         """Return the seed to send, of 31 bits; None: send none."""
         return prompt.seed & ((1 << _SEED_BITS) - 1) if self.engine.send_seed else None
-
-
-def text_of(prompt: RemotePrompt) -> str:
-    """Return the text to speak or to make a picture of. Raises ModelError if there is none."""
-    if not prompt.text.strip():
-        raise ModelError("there is no text", field="messages")
-    return prompt.text

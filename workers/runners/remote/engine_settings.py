@@ -6,8 +6,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.engine_settings import EngineSettings
-from omni_jobs.pipelines.parameters import StageParameters
-from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT, Endpoint
+from workers.runners.remote.parameters import Endpoint
 
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
@@ -67,11 +66,6 @@ class RemoteEngine(EngineSettings):
         if not isinstance(stage.engine_settings, cls):
             raise ConfigError(f"processor {stage.processor} is for remote stages", field="processor", stage=stage.name)
         return stage.engine_settings
-
-    @property
-    def parameters_type(self) -> type[StageParameters]:
-        """The type of the parameters that stages of this endpoint take."""
-        return PARAMETERS_OF_ENDPOINT[self.endpoint]
 
     def decisive(self) -> dict[str, Any]:
         """Return those settings that decide a job's result. Which server answers is the operator's to change."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from omni_jobs.errors import ModelError
 from omni_jobs.media.formats import format_of
-from workers.runners.remote.call import Call, text_of
+from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer, broken_off
@@ -21,7 +21,7 @@ _FORMATS = ("png", "jpeg", "webp")
 async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """Return a picture, encoded as the server encodes it. Pictures of the job's are edited."""
     refuse_successors(prompt)
-    body = call.body(prompt, prompt=text_of(prompt), n=1, response_format="b64_json", seed=call.seed(prompt))
+    body = call.body(prompt, prompt=prompt.text, n=1, response_format="b64_json", seed=call.seed(prompt))
     files = [("image" if len(prompt.files) == 1 else "image[]", file) for file in prompt.files]
 
     path, content = (

@@ -148,6 +148,7 @@ class RemoteParameters(
         return value
 
 
-def given(parameters: StageParameters) -> dict[str, Any]:
-    """Return the parameters that are to be sent, those that are neither None nor empty, as JSON."""
-    return {name: value for name, value in parameters.model_dump(mode="json").items() if value not in (None, [])}
+def given(parameters: StageParameters, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the parameters that are to be sent, those of the endpoint that are neither None nor empty, as JSON."""
+    of_endpoint = parameters.model_dump(mode="json", include=set(PARAMETERS_OF_ENDPOINT[endpoint].model_fields))
+    return {name: value for name, value in of_endpoint.items() if value not in (None, [])}

@@ -1,4 +1,7 @@
-"""``Patience``: how one stage run meets setbacks. It waits and tries again, within its engine settings' bounds."""
+"""``Patience``: how one stage run meets setbacks. It waits and tries again, within its engine settings' bounds.
+
+``Recovery`` is what all of a runner's stage runs wait for while their server is away.
+"""
 
 import asyncio
 import random
@@ -8,14 +11,43 @@ from typing import TypeVar
 from omni_jobs.errors import RemoteUnavailable
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import Setback
-from workers.runners.remote.recovery import Recovery
 from workers.runners.runner import ProgressSink
 from workers.stages.types import WAITING, Progress
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.25, 5.0, 1.5  # pauses between two looks at a server
 _MOST_REFUSALS = 100  # setbacks that do not count, of one stage run
+
+
+class Recovery:
+    """Waits until a server is back, with one look at it for all who wait."""
+
+    def __init__(self, is_back: Callable[[], Awaitable[bool]]) -> None:
+        """Take the question that is asked again and again, while somebody waits."""
+        self._is_back = is_back
+        self._waiting = 0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Return once the server is back, for however many wait at once."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        looking = self._looking
+        self._waiting += 1
+        try:
+            await asyncio.shield(looking)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                looking.cancel()
+
+    async def _look(self) -> None:
+        pause = _FIRST_LOOK_S
+        while not await self._is_back():
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 — spreads the looks of many workers
+            pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK_S)
 
 
 class Patience:

@@ -11,15 +11,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.media.formats import Kind, format_of
 from omni_jobs.payloads import Payload, Tensor
-from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import last_user_text, parts_of
-from omni_jobs.requests.complaints import words_of
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import Endpoint
 from workers.runners.remote.prompt import RemoteFile, RemotePrompt, RemoteRecording
@@ -39,7 +36,6 @@ class RemoteProcessor:
         """Check the stage's endpoint. Raises ConfigError."""
         del model
         self.engine = RemoteEngine.of(stage)
-        self._stage = stage.name
         if self.engine.endpoint not in self.endpoints:
             known = ", ".join(self.endpoints)
             raise ConfigError(
@@ -49,28 +45,16 @@ class RemoteProcessor:
             )
 
     def prompt(self, stage_input: StageInput[Any], **fields: Any) -> RemotePrompt:
-        """Return a job's prompt with these ``fields`` of it. Raises InvalidRequest naming a parameter."""
+        """Return a job's prompt with these ``fields`` of it."""
         audio = stage_input.request.get("audio") or {}
         return RemotePrompt(
-            parameters=self._parameters(stage_input),
+            parameters=stage_input.parameters,
             seed=stage_input.seed,
             voice=audio.get("voice"),
             audio_format=audio.get("format"),
             capture=stage_input.has_successors,
             **fields,
         )
-
-    def _parameters(self, stage_input: StageInput[Any]) -> StageParameters:
-        """Return a job's parameters as those of the endpoint. Raises InvalidRequest for one of another endpoint."""
-        wanted, given = self.engine.parameters_type, stage_input.parameters
-        if type(given) is wanted:
-            return given
-        try:
-            return wanted.model_validate(given.model_dump(exclude_unset=True))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in ("stages", self._stage, *first["loc"]))
-            raise InvalidRequest(words_of(first), field=field, stage=self._stage) from None
 
 
 class RemoteChatProcessor(RemoteProcessor):
@@ -79,7 +63,7 @@ class RemoteChatProcessor(RemoteProcessor):
     endpoints = ("chat", "responses")
 
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
-        """Return the prompt. Raises InvalidRequest naming a parameter or medium, ModelError for embeddings."""
+        """Return the prompt. Raises InvalidRequest naming a medium, and ModelError for embeddings."""
         if not stage_input.request.get("messages"):
             raise ModelError("a remote server takes messages", field="messages")
         return self.prompt(
@@ -120,7 +104,7 @@ class RemoteTextProcessor(RemoteProcessor):
     endpoints = ("chat", "responses", "speech", "images", "videos")
 
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
-        """Return the prompt. Raises ModelError for no text, InvalidRequest naming a parameter or a picture."""
+        """Return the prompt. Raises ModelError for no text, and InvalidRequest naming a picture."""
         texts = [_text(stage, payload) for stage, payload in stage_input.upstream.items()]
         text = "\n\n".join(texts or [last_user_text(stage_input.request)])
         if not text.strip():
@@ -156,7 +140,7 @@ class RemoteTranscriptionProcessor(RemoteProcessor):
     def __call__(self, stage_input: StageInput[Any]) -> RemotePrompt:
         """Return the prompt, its recordings in the order of the messages, or of the stage's inputs.
 
-        A waveform is sent as a WAV of 16 bits. Raises InvalidRequest naming a parameter or the recording that is none,
+        A waveform is sent as a WAV of 16 bits. Raises InvalidRequest naming the recording that is none,
         DecodersUnavailable, and ModelError where there is nothing to transcribe.
         """
         made = [_made(stage, payload) for stage, payload in stage_input.upstream.items()]

@@ -35,12 +35,12 @@ class RemoteRecording:
 class RemotePrompt:
     """What a remote stage asks its server.
 
-    parameters    of the stage's endpoint
+    parameters    of which those of the stage's endpoint are sent
     seed          the job's, 0 … 2**63-1
     messages      of chat and responses, in the form of chat completions
-    text          to speak, or to make a picture of
+    text          to speak, or to make a picture of; not blank
     files         the pictures to start from
-    recordings    to transcribe, one after the other
+    recordings    to transcribe, one after the other: at least one
     voice         the job's; None: the server's choice
     audio_format  the format of the speech that the job wants; None: it wants none
     capture       whether a later stage takes the output

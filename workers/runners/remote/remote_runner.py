@@ -19,9 +19,8 @@ from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import Setback
 from workers.runners.remote.images import images
 from workers.runners.remote.parameters import Endpoint
-from workers.runners.remote.patience import Patience
+from workers.runners.remote.patience import Patience, Recovery
 from workers.runners.remote.prompt import RemotePrompt
-from workers.runners.remote.recovery import Recovery
 from workers.runners.remote.responses import responses
 from workers.runners.remote.speech import speech
 from workers.runners.remote.transcriptions import transcriptions

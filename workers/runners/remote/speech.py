@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from omni_jobs.errors import ModelError
 from omni_jobs.media.formats import format_of
-from workers.runners.remote.call import Call, text_of
+from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.documents import Documents
@@ -27,7 +27,7 @@ _SHOWN = 200  # bytes of an answer that is no sound
 async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """Return a text as speech, in the job's format; as a waveform, too, for a later stage."""
     wanted = "wav" if prompt.capture else prompt.audio_format or "wav"  # only a WAV is decoded here
-    body = call.body(prompt, input=text_of(prompt), voice=prompt.voice, response_format=wanted)
+    body = call.body(prompt, input=prompt.text, voice=prompt.voice, response_format=wanted)
 
     async def read(answer: Answer) -> memoryview:
         if answer.content_type == _EVENTS:

@@ -40,8 +40,6 @@ async def transcriptions(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOut
     parameters = prompt.parameters
     if not isinstance(parameters, TranscriptionParameters):
         raise ModelError(f"a transcription takes no {type(parameters).__name__}")
-    if not prompt.recordings:
-        raise ModelError("there is no recording to listen to", field="messages")
     transcripts: list[Transcript] = []
     usages: list[Mapping[str, int]] = []
     for number, recording in enumerate(prompt.recordings):

@@ -12,7 +12,7 @@ from functools import partial
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
 from omni_jobs.media.formats import format_of
-from workers.runners.remote.call import Call, text_of
+from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import read_document
 from workers.runners.remote.failures import Setback, bad_answer
@@ -63,7 +63,7 @@ async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
 
 async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
-    form = call.body(prompt, prompt=text_of(prompt), seed=call.seed(prompt))
+    form = call.body(prompt, prompt=prompt.text, seed=call.seed(prompt))
     files = [("input_reference", file) for file in prompt.files[:1]]
 
     return await call.ask(

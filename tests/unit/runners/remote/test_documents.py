@@ -8,7 +8,7 @@ import pytest
 
 from omni_jobs.errors import ModelError
 from workers.runners.remote.document import MOST_TEXT, Document, read_document
-from workers.runners.remote.events import EventReader
+from workers.runners.remote.documents import EventReader
 from workers.runners.remote.server_error import ServerError
 
 MIB = 1 << 20

@@ -13,7 +13,6 @@ NEEDED = {"server": "local", "endpoint": "chat", "model": "smol"}
 
 def test_defaults_are_good() -> None:
     engine = RemoteEngine.model_validate(NEEDED)
-    assert engine.parameters_type is ChatParameters
     assert engine.on("cpu") == engine
 
 
@@ -54,12 +53,13 @@ def test_each_endpoint_has_parameters_and_all_are_those_of_each() -> None:
 
 
 def test_only_what_is_given_is_sent() -> None:
-    assert given(ChatParameters(temperature=0.0, stop=("x",))) == {
+    assert given(ChatParameters(temperature=0.0, stop=("x",)), "chat") == {
         "temperature": 0.0,
         "max_tokens": 1024,
         "stop": ["x"],
     }
-    assert given(ChatParameters(max_tokens=None)) == {}
+    assert given(ChatParameters(max_tokens=None), "chat") == {}
+    assert given(RemoteParameters(size="64x64", quality="high"), "images") == {"size": "64x64", "quality": "high"}
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.parameters import StageParameters
-from omni_jobs.pipelines.stage_config import StageConfig
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.settings import Settings
 from tests.oracles import samples
 from tests.remote_stages import engine_settings
-from workers.runners.remote.parameters import ChatParameters, ImageParameters, RemoteParameters
+from workers.runners.remote.parameters import RemoteParameters
 from workers.runners.remote.processors import (
     RemoteChatProcessor,
     RemoteTextProcessor,
@@ -25,6 +25,7 @@ from workers.runners.remote.processors import (
     medium,
 )
 from workers.runners.remote.prompt import RemoteFile
+from workers.stages.stage import Stage
 from workers.stages.types import StageInput
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -95,7 +96,7 @@ def test_messages_carry_their_media_in_the_format_that_is_found() -> None:
             ],
         },
     ]
-    assert (prompt.seed, prompt.capture, type(prompt.parameters)) == (3, True, ChatParameters)
+    assert (prompt.seed, prompt.capture, prompt.parameters) == (3, True, RemoteParameters())
 
 
 def test_voice_and_format_are_those_of_the_job() -> None:
@@ -119,22 +120,16 @@ def test_embeddings_are_refused() -> None:
 # Parameters.
 
 
-def test_parameters_become_those_of_the_endpoint() -> None:
-    given = RemoteParameters(size="64x64", quality="high")
-    prompt = RemoteTextProcessor(stage("images"), None)(stage_input(user("A cat."), parameters=given))
-    assert prompt.parameters == ImageParameters(size="64x64", quality="high")
-
-
-def test_parameters_of_the_endpoint_stay() -> None:
-    given = ChatParameters(temperature=0.5)
-    prompt = RemoteChatProcessor(stage("chat"), None)(stage_input(user("Hi"), parameters=given))
-    assert prompt.parameters is given
-
-
-def test_a_parameter_of_another_endpoint_is_named() -> None:
-    given = RemoteParameters(temperature=0.5, size="64x64")
-    with pytest.raises(InvalidRequest) as caught:
-        RemoteChatProcessor(stage("chat"), None)(stage_input(user("Hi"), parameters=given))
+def test_a_parameter_of_another_endpoint_is_named_before_the_processor_is_asked() -> None:
+    engine = {"server": "local", "endpoint": "chat", "model": "m"}
+    llm = {"name": "llm", "kind": "remote", "processor": "remote_chat", "produces": "text", "engine": engine}
+    far = {"name": "far", "version": "1", "stages": {"llm": llm}, "outputs": {"text": {"stage": "llm"}}}
+    pipeline = Pipeline.model_validate(far)
+    request = {**user("Hi"), "parameters": {"llm": {"temperature": 0.5, "size": "64x64"}}}
+    with pytest.raises(InvalidRequest, match="no parameter of the endpoint chat") as caught:
+        Stage(pipeline, pipeline.stage("llm"), None).input_of(
+            job_id="job_1", request=request, media=[], upstream={}, seed=3, has_successors=False
+        )
     assert caught.value.field == "stages.llm.size"
 
 

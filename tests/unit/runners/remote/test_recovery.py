@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from workers.runners.remote.recovery import Recovery
+from workers.runners.remote.patience import Recovery
 
 
 class Looks:
