@@ -18,11 +18,12 @@ from typing import Any
 from omni_jobs.errors import ConfigError, PayloadCorrupt
 from omni_jobs.files import require_room
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
-from workers.stages.tensors import from_torch, is_tensor_tree, to_torch
-from workers.stages.types import convert_tensors
+from workers.stages.tensors import from_torch, to_torch
+from workers.stages.types import TensorTree, convert_tensors
 
 _MAX_BYTES = 1 << 40  # we are both writer and reader, and everything written must be readable
 _LOCK = ".lock"
+_VALUES = "values"  # one value of the payload has them all, so their names are free
 _PREFIX = "omni-jobs-spool-"
 
 
@@ -43,31 +44,37 @@ class SpoolFiles:
         size, reserve = self._sizes()
         return size - reserve
 
-    def write(self, name: str, information: Mapping[str, Any]) -> None:
-        """Write the file ``name``, letters and digits; ``information``: tensors, lists and dicts of them, JSON values.
+    def write(self, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:
+        """Write the file ``name``, letters and digits: tensors, lists and dicts of them, and JSON values.
 
-        Raises PayloadError for a name or values that it cannot take, StorageFull when there is no room,
+        Raises PayloadError for a name, tensors or values that it cannot take, StorageFull when there is no room,
         StorageUnavailable when it cannot be written, and OSError when the directory is gone.
         """
-        tensors = {key: value for key, value in information.items() if is_tensor_tree(value)}
-        values = {key: value for key, value in information.items() if key not in tensors}
+        wire = convert_tensors(tensors, from_torch)
         payload = Payload(
             manifest=Manifest(kind="spool", job_id=name, stage="spool", attempt=1),
-            additional_information=AdditionalInformationPayload(convert_tensors(tensors, from_torch), values),
+            additional_information=AdditionalInformationPayload(wire, {_VALUES: dict(values)}),
         )
         path = self._path(name)
         require_room(self.directory, payload.nbytes, self._sizes()[1], key=name)
         payload.write(path)
 
-    def read(self, name: str) -> dict[str, Any]:
-        """Return the ``information`` that was written to the file; its tensors are read-only views of the mapped file.
+    def read(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return (tensors, values) of a file; the tensors are read-only views of the mapped file.
 
         Raises PayloadError when the file is no payload, and StorageUnavailable when it cannot be read.
         """
         information = Payload.open(self._path(name), _MAX_BYTES, key=name).additional_information
         if information is None:
             raise PayloadCorrupt("no additional information", field="additional_information", key=name)
-        return {**information.values, **convert_tensors(information.tensors, to_torch)}
+        return convert_tensors(information.tensors, to_torch), information.value(_VALUES, dict)
+
+    def take(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a file as ``read`` does, and remove it in any case."""
+        try:
+            return self.read(name)
+        finally:
+            self.remove(name)
 
     def remove(self, name: str) -> None:
         """Remove a file, which may be gone already. Tensors that were read from it stay valid."""

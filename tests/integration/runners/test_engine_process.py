@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,10 +156,10 @@ async def test_a_prompt_that_is_written_when_nobody_waits_any_more_leaves_no_fil
     begun, may_write = threading.Event(), threading.Event()
     write = engine._spool.write
 
-    def slow(name: str, information: Mapping[str, Any]) -> None:
+    def slow(*file: Any) -> None:
         begun.set()
         assert may_write.wait(20)
-        write(name, information)
+        write(*file)
 
     monkeypatch.setattr(engine._spool, "write", slow)
     leaving = asyncio.create_task(engine.run(prompt(20), nothing))

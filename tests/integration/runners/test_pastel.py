@@ -98,9 +98,10 @@ class Caller:
 
 
 def run(
-    pastel: Any, prompts: Sequence[DiffusionPrompt], leaves: Mapping[int, int] | None = None, **options: Any
+    pastel: Any, prompts: Sequence[DiffusionPrompt], leaves: Mapping[int, int] | None = None, **engine: Any
 ) -> list[Caller]:
-    runner = GPUDiffusionModelRunner(pastel, torch.device("cpu"), StepBudget(pastel.max_batch_cost, 8), **options)
+    budget = StepBudget(pastel.max_batch_cost, 8)
+    runner = GPUDiffusionModelRunner(pastel, torch.device("cpu"), budget, DiffusionEngine(**engine))
     callers = [Caller(each, pastel.check(each), (leaves or {}).get(n, 1 << 30)) for n, each in enumerate(prompts)]
     for caller in callers:
         runner.add(caller)
@@ -224,7 +225,11 @@ def test_nothing_is_computed_when_nobody_asks(pastel: Any, monkeypatch: pytest.M
 
 def test_previews_come_every_few_steps_to_those_who_ask(pastel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = count_previews(pastel, monkeypatch)
-    quiet, asks = run(pastel, [prompt(steps=12), prompt(previews=True, steps=12, width=32)], preview_every_steps=4)
+    quiet, asks = run(
+        pastel,
+        [prompt(steps=12), prompt(previews=True, steps=12, width=32)],
+        preview_every_steps=4,
+    )
     assert quiet.pictures == {}
     assert computed == [4, 8]  # after 12 there is the picture itself
     assert [(steps, each.dtype, each.shape) for steps, each in asks.pictures.items()] == [
@@ -283,7 +288,11 @@ def test_a_model_that_lacks_what_previews_need_is_asked_once(
         raise ConfigError("the checkpoint lacks this file", file="vae/config.json")
 
     monkeypatch.setattr(pastel, "preview", lacks)
-    rows = run(pastel, [prompt(previews=True, steps=12, seed=seed) for seed in range(2)], preview_every_steps=3)
+    rows = run(
+        pastel,
+        [prompt(previews=True, steps=12, seed=seed) for seed in range(2)],
+        preview_every_steps=3,
+    )
     assert len(asked) == 1
     assert "no previews until the engine starts again: vae/config.json: the checkpoint lacks this file" in caplog.text
     for row in rows:

@@ -1,5 +1,7 @@
 """The worker's calls for many requests at once: what the model's code raises fails its request alone."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm")
@@ -15,8 +17,8 @@ class Information:
         self._error = error
         self.loaded: list[str] = []
 
-    def read(self, key: str) -> dict[str, str]:
-        return {"key": key}
+    def read(self, key: str) -> tuple[dict[str, Any], dict[str, str]]:
+        return {}, {"key": key}
 
     def load_information(self, key: str, information: dict[str, str], prompt_tokens: int) -> None:
         if key == "broken":

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,22 +22,23 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def test_tensors_lists_dicts_and_values_come_back(spool: Spool) -> None:
-    given = {
+    given: dict[str, Any] = {
         "rows": torch.randn(5, 3, dtype=torch.bfloat16),
         "part": torch.arange(12).reshape(4, 3)[1:3],
         "list": [torch.zeros(2), torch.ones(0)],
         "dict": {"a": torch.tensor([True])},
-        "values": [1, {"x": None}],
-        "delta": -3,
+        "values": torch.zeros(1),
     }
-    spool.write("k", given)
-    found = SpoolFiles(spool.directory).read("k")
-    spool.remove("k")  # the map stays
+    spool.write("k", given, {"values": [1, {"x": None}], "a name.": -3})
+    found, values = SpoolFiles(spool.directory).read("k")
+    assert SpoolFiles(spool.directory).take("k")[1] == values
+    # It is gone, and the map stays.
     assert torch.equal(found["rows"], given["rows"])
     assert torch.equal(found["part"], given["part"])
     assert [len(tensor) for tensor in found["list"]] == [2, 0]
     assert found["dict"]["a"].tolist() == [True]
-    assert (found["values"], found["delta"]) == ([1, {"x": None}], -3)
+    assert found["values"].tolist() == [0]
+    assert values == {"values": [1, {"x": None}], "a name.": -3}
     with pytest.raises(StorageUnavailable):
         spool.read("k")
     spool.remove("k")
@@ -51,11 +53,11 @@ def test_room_is_kept_free(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Non
         return os.statvfs_result((4096, 4096, 1000, blocks["free"], blocks["free"], 0, 0, 0, 0, 255))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    careful.write("k", {"n": 1})
+    careful.write("k", {}, {"n": 1})
     blocks["free"] = 100
     with pytest.raises(StorageFull):
-        careful.write("l", {"n": 1})
-    spool.write("l", {"n": 1})  # without a limit
+        careful.write("l", {}, {"n": 1})
+    spool.write("l", {}, {"n": 1})  # without a limit
 
 
 @pytest.mark.parametrize("name", ["../k", "", ".lock", "a/b"])
@@ -65,7 +67,7 @@ def test_names_lead_nowhere_else(spool: Spool, name: str) -> None:
 
 
 def test_close_removes_all_and_twice_is_harmless(spool: Spool) -> None:
-    spool.write("k", {"x": torch.zeros(3)})
+    spool.write("k", {"x": torch.zeros(3)}, {})
     spool.close()
     spool.close()
     assert not spool.directory.exists()
@@ -75,7 +77,7 @@ def test_a_killed_owners_directory_is_removed_and_a_living_ones_is_not(tmp_path:
     living = Spool(tmp_path)
     script = "import os, sys; from pathlib import Path; from workers.runners.spool import Spool;"
     script += "s = Spool(Path(sys.argv[1]));"
-    script += "s.write('k', {'n': 1}); print(s.directory); sys.stdout.flush(); os._exit(9)"
+    script += "s.write('k', {}, {'n': 1}); print(s.directory); sys.stdout.flush(); os._exit(9)"
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     left = Path(killed.stdout.strip())
     assert (left / "k").exists()

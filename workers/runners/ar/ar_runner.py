@@ -37,6 +37,7 @@ from workers.runners.runner import ProgressSink
 from workers.runners.settled import settled
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import WAITING, OmniModelRunnerOutput, Progress
 
 if TYPE_CHECKING:
@@ -187,7 +188,10 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         """
         if isinstance(prompt, OmniTextPrompt) or not prompt.additional_information:
             return {}
-        await asyncio.to_thread(self._spool.write, key, prompt.additional_information)
+        information = prompt.additional_information
+        tensors = {name: value for name, value in information.items() if is_tensor_tree(value)}
+        values = {name: value for name, value in information.items() if name not in tensors}
+        await asyncio.to_thread(self._spool.write, key, tensors, values)
         prompt_tokens = len(prompt.prompt_token_ids if prompt.prompt_embeds is None else prompt.prompt_embeds)
         errors = await self._load(key, prompt_tokens)
         self._spool.remove(key)
@@ -239,8 +243,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
-        outputs = self._spool.read(key)
-        values = {"mrope_delta": outputs.pop("mrope_delta")} if "mrope_delta" in outputs else {}
+        outputs, values = self._spool.read(key)
         hidden_states = outputs.pop("hidden_states")
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
 

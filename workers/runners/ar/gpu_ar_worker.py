@@ -46,7 +46,8 @@ class GPUARWorker(HookedWorker):
         return [_error_of(partial(self._load, *call)) for call in calls]
 
     def _load(self, key: str, prompt_tokens: int) -> None:
-        self.model_runner.load_information(key, self._spool.read(key), prompt_tokens)
+        tensors, values = self._spool.read(key)
+        self.model_runner.load_information(key, {**values, **tensors}, prompt_tokens)
 
     def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
         """Write captured rows, the model's named outputs and the M-RoPE positions to the spool, and forget the capture.
@@ -67,10 +68,10 @@ class GPUARWorker(HookedWorker):
                 f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
                 field="hidden_states",
             )
-        outputs: dict[str, Any] = dict(self.model_runner.outputs_of(capture, rows))
+        outputs, values = self.model_runner.outputs_of(capture, rows), {}
         if capture.positions is not None:
-            outputs |= {"mrope_positions": capture.positions, "mrope_delta": capture.delta}
-        self._spool.write(key, outputs)
+            outputs["mrope_positions"], values["mrope_delta"] = capture.positions, capture.delta
+        self._spool.write(key, outputs, values)
 
     def omni_drop(self, key: str) -> None:
         """Forget the capture and the information of a request that was cancelled or has failed."""

@@ -31,12 +31,12 @@ from workers.parent_death import end_with_parent
 from workers.runners.current_run import CURRENT_RUN
 from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
-from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, read_spooled, write_spooled
+from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, PROGRESS_FIELDS
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
-from workers.stages.types import Progress, Snapshot
+from workers.stages.types import Progress, Snapshot, TensorTree
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,8 @@ class EngineMain:
                 if (task := self._runs.get(message["cancel"])) is not None:
                     task.cancel()
             else:
-                task = asyncio.create_task(self._run(runner, spool, parameters_type, message))
+                run = _EngineRun(message, self._send, spool)
+                task = asyncio.create_task(run.produce(runner, parameters_type))
                 self._runs[message["run"]] = task
                 task.add_done_callback(partial(self._forget, message["run"]))
         await runner.close()
@@ -84,37 +85,6 @@ class EngineMain:
         del self._runs[number]
         if task.cancelled():
             self._send({"run": number, "dropped": True})
-
-    async def _run(
-        self,
-        runner: DiffusionRunner,
-        spool: SpoolFiles,
-        parameters_type: type[StageParameters],
-        message: dict[str, Any],
-    ) -> None:
-        number = message["run"]
-        CURRENT_RUN.set(number)
-        report = _ProgressOf(number, self._send, spool)
-        try:
-            tensors, values = read_spooled(spool, message["prompt"])
-            parameters = parameters_type.model_validate(message["parameters"], strict=False)
-            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"], message["previews"])
-            snapshots = (
-                _SpooledSnapshots(number, self._send, spool, message["resume"]) if message["snapshots"] else None
-            )
-            output = await runner.run(prompt, report, snapshots)
-            name = f"output{number}"
-            write_spooled(spool, name, output.multimodal_outputs, output.values)
-            self._send({"run": number, "output": name})
-        except OmniJobsError as error:
-            self._send({"run": number, "error": error.to_dict()})
-        except OSError as error:  # the spool is gone, without which no prompt can run
-            self._send({"run": number, "error": EngineDead(f"the spool is gone: {error}").to_dict()})
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            logger.exception("run %d", number)
-            self._send({"run": number, "error": ModelError(f"{type(error).__name__}: {error}").to_dict()})
 
     async def _receive(self) -> dict[str, Any]:
         line = await self._reader.readline()
@@ -127,71 +97,81 @@ class EngineMain:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
 
-class _ProgressOf:
-    """Sends one run's progress, and each new preview through the spool. A ``ProgressSink``."""
+class _EngineRun:
+    """One run on the engine's side. Implements ``Snapshots``; tensors come and go through the spool."""
 
-    def __init__(self, run: int, send: Callable[[dict[str, Any]], None], spool: SpoolFiles) -> None:
-        self._run = run
-        self._send = send
+    def __init__(self, message: dict[str, Any], send: Callable[[dict[str, Any]], None], spool: SpoolFiles) -> None:
+        """Take the worker's message that asks for the run."""
+        self._message = message
+        self._number: int = message["run"]
+        self._send_line = send
         self._spool = spool
+        self._files = itertools.count()
         self._picture: torch.Tensor | None = None  # the last that was sent
-        self._pictures = itertools.count()
+        self._newest: Snapshot | None = None
 
-    def __call__(self, progress: Progress) -> None:
-        message = {"run": self._run, "done": progress.done, "total": progress.total, "unit": progress.unit}
-        message["resumed_at"] = progress.resumed_at
+    async def produce(self, runner: DiffusionRunner, parameters_type: type[StageParameters]) -> None:
+        """Run the prompt and send its output or its error."""
+        message = self._message
+        CURRENT_RUN.set(self._number)
+        try:
+            tensors, values = self._spool.take(message["prompt"])
+            parameters = parameters_type.model_validate(message["parameters"], strict=False)
+            prompt = DiffusionPrompt(tensors, values, parameters, message["seed"], message["previews"])
+            if (resume := message["resume"]) is not None:
+                self._newest = Snapshot(*self._spool.take(resume["snapshot"]), resume["steps_done"])
+            output = await runner.run(prompt, self._report, self if message["snapshots"] else None)
+            self._send(output=self._written("output", output.multimodal_outputs, output.values))
+        except OmniJobsError as error:
+            self._send(error=error.to_dict())
+        except OSError as error:  # the spool is gone, without which no prompt can run
+            self._send(error=EngineDead(f"the spool is gone: {error}").to_dict())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            logger.exception("run %d", self._number)
+            self._send(error=ModelError(f"{type(error).__name__}: {error}").to_dict())
+
+    def _send(self, **fields: Any) -> None:
+        self._send_line({"run": self._number, **fields})
+
+    def _written(self, kind: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> str:
+        """Return the name of a new spool file that has these tensors and values."""
+        name = f"{kind}{self._number}x{next(self._files)}"
+        self._spool.write(name, tensors, values)
+        return name
+
+    def _report(self, progress: Progress) -> None:
+        """Send progress, and a new preview with it."""
+        fields = {name: getattr(progress, name) for name in PROGRESS_FIELDS}
         if progress.picture is not None and progress.picture is not self._picture:
             self._picture = progress.picture
-            name = f"picture{self._run}x{next(self._pictures)}"
             try:
-                write_spooled(self._spool, name, {"picture": progress.picture}, {})
-                message["picture"] = name
+                fields["picture"] = self._written("picture", {"picture": progress.picture}, {})
             except StorageError as error:
-                logger.warning("run %d: no preview: %s", self._run, error)
-        self._send(message)
-
-
-class _SpooledSnapshots:
-    """The snapshots of one run on the engine's side, which the spool brings and takes. Implements ``Snapshots``."""
-
-    def __init__(
-        self,
-        run: int,
-        send: Callable[[dict[str, Any]], None],
-        spool: SpoolFiles,
-        resume: Mapping[str, Any] | None,
-    ) -> None:
-        """Read the snapshot from which the run is to go on. Raises PayloadError and StorageUnavailable."""
-        self._run = run
-        self._spool = spool
-        self._send = send
-        self._taken = 0
-        self._newest: Snapshot | None = None
-        if resume is not None:
-            self._newest = Snapshot(*read_spooled(spool, resume["snapshot"]), resume["steps_done"])
+                logger.warning("run %d: no preview: %s", self._number, error)
+        self._send(**fields)
 
     @property
     def newest(self) -> Snapshot | None:
         return self._newest
 
     def put(self, snapshot: Snapshot) -> None:
-        self._taken += 1
-        name = f"snapshot{self._run}x{self._taken}"
         try:
-            write_spooled(self._spool, name, snapshot.tensors, snapshot.values)
+            name = self._written("snapshot", snapshot.tensors, snapshot.values)
         except OmniJobsError as error:
             self.miss(error)
         except OSError as error:  # the worker closes
             self.miss(StorageUnavailable(f"the spool: {error}"))
         else:
-            self._send({"run": self._run, "snapshot": name, "steps_done": snapshot.steps_done})
+            self._send(snapshot=name, steps_done=snapshot.steps_done)
 
     def refuse(self, error: OmniJobsError) -> None:
         self._newest = None
-        self._send({"run": self._run, "refused": error.to_dict()})
+        self._send(refused=error.to_dict())
 
     def miss(self, error: OmniJobsError) -> None:
-        self._send({"run": self._run, "missed": error.to_dict()})
+        self._send(missed=error.to_dict())
 
 
 def _parameters_type(args: OmniEngineArgs) -> type[StageParameters]:

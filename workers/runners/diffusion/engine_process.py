@@ -44,7 +44,7 @@ from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.engine_environment import engine_environment
 from workers.runners.runner import ProgressSink, Snapshots
 from workers.runners.settled import settled
-from workers.runners.spool import Spool, SpoolFiles
+from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot, TensorTree
 
@@ -59,7 +59,9 @@ ARGS = TypeAdapter(OmniEngineArgs)
 MAX_LINE_BYTES = 1 << 20
 """The longest message; tensors and values are in the spool."""
 
-_VALUES = "values"
+PROGRESS_FIELDS = ("done", "total", "unit", "resumed_at")
+"""Of a ``Progress``, what a message of progress has by the same names."""
+
 _CLOSE_S = 10.0  # then the process is killed
 
 
@@ -187,7 +189,8 @@ class EngineProcess:
                 message["resume"] = {"snapshot": resume, "steps_done": newest.steps_done}
             self._send(message)
             run.is_sent = True
-            return self._read_output(await run.outcome)
+            tensors, values = self._spool.take(await run.outcome)
+            return OmniModelRunnerOutput(multimodal_outputs=tensors, values=values)
         except asyncio.CancelledError:
             if run.is_sent and self._dead is None:
                 self._send({"cancel": number})
@@ -203,9 +206,9 @@ class EngineProcess:
     async def _write(self, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:
         """Write a spool file on a thread. If the caller is cancelled meanwhile, nothing is left of it.
 
-        Raises EngineDead when the spool is gone, without which no prompt can run, and the errors of ``write_spooled``.
+        Raises EngineDead when the spool is gone, without which no prompt can run, and the errors of ``Spool.write``.
         """
-        writing = asyncio.ensure_future(asyncio.to_thread(write_spooled, self._spool, name, tensors, values))
+        writing = asyncio.ensure_future(asyncio.to_thread(self._spool.write, name, tensors, values))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -214,13 +217,9 @@ class EngineProcess:
         except OSError as error:
             raise EngineDead(f"the spool is gone: {error}", stage=self._args.stage) from error
 
-    def _read_output(self, name: str) -> OmniModelRunnerOutput:
-        tensors, values = read_spooled(self._spool, name)
-        return OmniModelRunnerOutput(multimodal_outputs=tensors, values=values)
-
     def _put(self, snapshots: Snapshots, name: str, steps_done: int) -> None:
         try:
-            tensors, values = read_spooled(self._spool, name)
+            tensors, values = self._spool.take(name)
         except OmniJobsError as error:
             snapshots.miss(error)
         else:
@@ -228,7 +227,7 @@ class EngineProcess:
 
     def _read_picture(self, name: str) -> torch.Tensor | None:
         try:
-            picture: torch.Tensor = read_spooled(self._spool, name)[0]["picture"]
+            picture: torch.Tensor = self._spool.take(name)[0]["picture"]
             return picture
         except OmniJobsError as error:
             logger.warning("%s: no preview: %s", self._args.stage, error)
@@ -280,8 +279,7 @@ class EngineProcess:
         elif "done" in message:
             if "picture" in message:
                 run.picture = self._read_picture(message["picture"])
-            done, total, unit, resumed_at = (message[name] for name in ("done", "total", "unit", "resumed_at"))
-            run.progress(Progress(done, total, unit, resumed_at=resumed_at, picture=run.picture))
+            run.progress(Progress(**{name: message[name] for name in PROGRESS_FIELDS}, picture=run.picture))
         elif run.snapshots is not None and "snapshot" in message:
             self._put(run.snapshots, message["snapshot"], message["steps_done"])
         elif run.snapshots is not None and "refused" in message:
@@ -305,22 +303,6 @@ class EngineProcess:
                 run.outcome.set_exception(EngineDead(reason, stage=self._args.stage))
             if not run.over.done():
                 run.over.set_result(None)
-
-
-def write_spooled(spool: SpoolFiles, name: str, tensors: Mapping[str, TensorTree], values: Mapping[str, Any]) -> None:
-    """Write (tensors, values) to the spool file ``name``. Raises ModelError for a tensor that is called ``values``."""
-    if _VALUES in tensors:
-        raise ModelError("no tensor may have this name", field=f"tensors.{_VALUES}")
-    spool.write(name, {**tensors, _VALUES: dict(values)})
-
-
-def read_spooled(spool: SpoolFiles, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the (tensors, values) of a spool file and remove it; the tensors are read-only views of what was in it."""
-    try:
-        tensors = spool.read(name)
-    finally:
-        spool.remove(name)
-    return tensors, tensors.pop(_VALUES)
 
 
 def _end_process(process: subprocess.Popen[bytes], within_s: float) -> None:

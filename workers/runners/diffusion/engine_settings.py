@@ -39,6 +39,11 @@ class DiffusionEngine(_Overrides, EngineSettings):
     cpu: _Overrides | None = None
     cuda: _Overrides | None = None
 
+    def is_snapshot_due(self, seconds: float, steps: int) -> bool:
+        """Return whether to save a row whose last snapshot, or begin, is ``seconds`` and ``steps`` ago."""
+        by_time = self.snapshot_every_s > 0 and seconds >= self.snapshot_every_s
+        return by_time or (self.snapshot_every_steps is not None and steps >= self.snapshot_every_steps)
+
     def on(self, device: Device) -> Self:
         """Return the settings on this kind of host: those under its name replace the others."""
         base = self.model_dump(exclude={"cpu", "cuda"}, exclude_unset=True)

@@ -18,17 +18,10 @@ from typing import Any, Protocol
 import torch
 
 from omni_jobs.errors import EngineDead, ModelError, OutOfMemory, StageError
-from workers.runners.diffusion.model import (
-    Cost,
-    DiffusionModel,
-    DiffusionRow,
-    PreviewingModel,
-    ResumableModel,
-    RowOutput,
-)
+from workers.runners.diffusion.engine_settings import DiffusionEngine
+from workers.runners.diffusion.model import Cost, DiffusionModel, DiffusionRow, ResumableModel, RowOutput
 from workers.runners.diffusion.previews import Previews
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_batching import StepBatching
 from workers.runners.diffusion.step_budget import StepBudget
 from workers.runners.model_failure import model_failure
@@ -77,20 +70,19 @@ class GPUDiffusionModelRunner:
         model: DiffusionModel,
         device: torch.device,
         budget: StepBudget,
-        *,
-        preview_every_steps: int = 5,
-        interval: SnapshotInterval = SnapshotInterval(every_s=0),  # noqa: B008 — frozen
+        engine: DiffusionEngine | None = None,
     ) -> None:
-        """Run ``model``, which stands on ``device``; each step keeps to ``budget``. By default there are no snapshots.
+        """Run ``model``, which stands on ``device``; each step keeps to ``budget``.
 
-        ``interval``: between two snapshots of a row. ``on_step``, which may be set, is called on the model's thread
-        with the callers of the rows whose steps are taken from now on, and with none when no row is left.
+        ``engine`` says when previews are shown and snapshots are taken; None: by its defaults. ``on_step``, which may
+        be set, is called on the model's thread with the callers of the rows whose steps are taken from now on, and with
+        none when no row is left.
         """
+        self._engine = engine or DiffusionEngine()
         self.model = model
-        self._previews = Previews(model, preview_every_steps) if isinstance(model, PreviewingModel) else None
+        self._previews = Previews(model, self._engine.preview_every_steps)
         self._resumable = model if isinstance(model, ResumableModel) else None
         self._device = device
-        self._interval = interval
         self._budget = budget
         self._batching = StepBatching(budget)
         self._added: deque[RowCaller] = deque()
@@ -121,8 +113,7 @@ class GPUDiffusionModelRunner:
             return bool(self._added)
         self._step(rows)
         self._save(rows)
-        if self._previews is not None:
-            self._previews.show(row for row in rows if row.caller.wanted)
+        self._show(rows)
         done = [row for row in rows if row.steps_left == 0 and row.caller.wanted]
         if done:
             self._finish(done)
@@ -186,7 +177,7 @@ class GPUDiffusionModelRunner:
             return
         for row in rows:
             snapshots = row.caller.snapshots
-            if snapshots is None or row.under_way is None or not row.is_due(self._interval):
+            if snapshots is None or row.under_way is None or not row.is_snapshot_due(self._engine):
                 continue
             row.note_snapshot()
             try:
@@ -194,6 +185,14 @@ class GPUDiffusionModelRunner:
                 snapshots.put(Snapshot(saved.tensors, saved.values, row.under_way.steps_done))
             except BaseException as error:  # noqa: BLE001 — the row itself is well
                 snapshots.miss(_stage_error(error))
+
+    def _show(self, rows: Sequence[_Row]) -> None:
+        """Show the callers that asked for previews what comes of their rows, until the last step is taken."""
+        for row in rows:
+            if row.under_way is not None and row.steps_left and row.caller.wanted and row.caller.prompt.previews:
+                picture = self._previews.of(row.under_way)
+                if picture is not None:
+                    row.caller.show(picture)
 
     def _limit_enqueued(self) -> None:
         """Wait until a GPU has at most ``_STEPS_AHEAD`` steps to do."""
@@ -271,12 +270,12 @@ class _Row:
         self.under_way = under_way
         self.note_snapshot()
 
-    def is_due(self, interval: SnapshotInterval) -> bool:
+    def is_snapshot_due(self, engine: DiffusionEngine) -> bool:
         """Return whether a snapshot is to be taken now: not after the last step."""
         if self.steps_left == 0 or not self.caller.wanted:
             return False
         steps = self.cost.steps - self.steps_left - self._saved_steps
-        return interval.is_due(time.monotonic() - self._saved_at, steps)
+        return engine.is_snapshot_due(time.monotonic() - self._saved_at, steps)
 
     def note_snapshot(self) -> None:
         """Count time and steps to the next snapshot from here on."""

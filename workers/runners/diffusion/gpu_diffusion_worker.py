@@ -12,7 +12,6 @@ from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
 from workers.runners.diffusion.model import DiffusionModel, LoadDiffusionModel, ResumableModel
-from workers.runners.diffusion.snapshot_interval import SnapshotInterval
 from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs
 
@@ -52,22 +51,18 @@ class GPUDiffusionWorker:
             torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
         load = cast("LoadDiffusionModel", named_object(self._implementation, object))
         model = load(self._model, self.device, self.engine.dtype)
-        self._check_complete(model)
+        self._check(model)
         budget = StepBudget(
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
-        self._check_resumable(model)
-        self._model_runner = GPUDiffusionModelRunner(
-            model,
-            self.device,
-            budget,
-            preview_every_steps=self.engine.preview_every_steps,
-            interval=SnapshotInterval(self.engine.snapshot_every_s, self.engine.snapshot_every_steps),
-        )
+        self._model_runner = GPUDiffusionModelRunner(model, self.device, budget, self.engine)
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
 
-    def _check_complete(self, model: object) -> None:
-        """Raise ConfigError naming what a loaded model lacks, because the first job would find it otherwise."""
+    def _check(self, model: DiffusionModel) -> None:
+        """Raise ConfigError naming what a loaded model lacks, because the first job would find it otherwise.
+
+        Log it if the model can be resumed and its declaration does not say so.
+        """
         name = f"{self._model.family}/{self._model.component}"
         missing = [each for each in ("check", "begin", "step", "finish") if not callable(getattr(model, each, None))]
         units = getattr(model, "max_batch_cost", None)
@@ -75,10 +70,6 @@ class GPUDiffusionWorker:
             missing.append("max_batch_cost, an integer of at least 1")
         if missing:
             raise ConfigError(f"{name} is no diffusion model: it has no {', no '.join(missing)}", field="component")
-
-    def _check_resumable(self, model: DiffusionModel) -> None:
-        """Raise ConfigError if the declaration promises what the model cannot do; log it if it does not say so."""
-        name = f"{self._model.family}/{self._model.component}"
         is_resumable = isinstance(model, ResumableModel)
         if self._is_declared_resumable and not is_resumable:
             raise ConfigError(f"{name} is declared resumable and has no save and resume", field="component")
@@ -87,7 +78,7 @@ class GPUDiffusionWorker:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the loaded model can be resumed. Raises EngineDead like ``model_runner``."""
+        """Whether the loaded model can be resumed. Raises EngineDead as ``model_runner`` does."""
         return isinstance(self.model_runner.model, ResumableModel)
 
     @property

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any, Protocol
 
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.runners.diffusion.model import DiffusionRow, PreviewingModel
-from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.model import DiffusionModel, DiffusionRow, PreviewingModel
 from workers.runners.lack_of_memory import lacks_memory
 
 logger = logging.getLogger(__name__)
@@ -19,56 +16,33 @@ LONGEST_SIDE = 128
 """Pixels; a larger preview is thinned, because it goes through the database with the job's progress."""
 
 
-class _Viewer(Protocol):
-    @property
-    def prompt(self) -> DiffusionPrompt[Any]: ...
-
-    def show(self, picture: torch.Tensor) -> None: ...
-
-
-class _ShownRow(Protocol):
-    @property
-    def caller(self) -> _Viewer: ...
-
-    @property
-    def under_way(self) -> DiffusionRow | None: ...
-
-    @property
-    def steps_left(self) -> int: ...
-
-
 class Previews:
-    """Shows rows to their callers after every few of their steps."""
+    """Makes a preview of a row after every few of its steps."""
 
-    def __init__(self, model: PreviewingModel, every_steps: int) -> None:
-        """Show a row whenever the number of its steps is a multiple of ``every_steps``, but not after the last."""
-        self._model = model
+    def __init__(self, model: DiffusionModel, every_steps: int) -> None:
+        """Show a row whenever the number of its steps is a multiple of ``every_steps``, if the model can show rows."""
+        self._model = model if isinstance(model, PreviewingModel) else None
         self._every_steps = every_steps
-        self._can_show = True
 
-    def show(self, rows: Iterable[_ShownRow]) -> None:
-        """Show those of the rows whose turn it is; they have just taken a step.
+    def of(self, row: DiffusionRow) -> torch.Tensor | None:
+        """Return a picture of a row that has just taken a step, uint8 [h, w, 3] on the CPU; None if it is not its turn.
 
         A preview that fails is left out. After a ConfigError none are tried any more, because each try may load a part
         of the checkpoint, for which all rows would wait.
         """
-        for row in rows:
-            done = 0 if row.under_way is None else row.under_way.steps_done
-            wants_one = row.caller.prompt.previews and row.steps_left and done and done % self._every_steps == 0
-            if wants_one and self._can_show:
-                self._show(row)
-
-    def _show(self, row: _ShownRow) -> None:
+        if self._model is None or not row.steps_done or row.steps_done % self._every_steps:
+            return None
         try:
-            row.caller.show(_small(self._model.preview(row.under_way)))
+            return _small(self._model.preview(row))
         except ConfigError as error:
-            self._can_show = False
+            self._model = None
             logger.error("no previews until the engine starts again: %s", error)
         except BaseException as error:
             if isinstance(error, torch.AcceleratorError) and not lacks_memory(error):
                 raise  # of an earlier step; nothing can run on this device any more
             # Any other error is the model's code's; the row itself goes on.
             logger.warning("no preview: %r", error)
+        return None
 
 
 def _small(picture: torch.Tensor) -> torch.Tensor:
