@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from workers.app import app
+from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.echo.echo_runner import EchoRunner
-from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.runner import ProgressSink
 from workers.stages.types import OmniModelRunnerOutput, Progress
 

@@ -9,10 +9,9 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from omni_jobs.errors import EngineDead
-from workers.runners.cancelled import is_cancelled
+from workers.runners.cancellation import is_cancelled, settled
 from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
-from workers.runners.settled import settled
 
 T = TypeVar("T")
 

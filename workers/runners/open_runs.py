@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
 from omni_jobs.errors import EngineDead
-from workers.runners.cancelled import is_cancelled
+from workers.runners.cancellation import is_cancelled
 from workers.runners.contained import Contained
 from workers.runners.current_run import CURRENT_RUN
 from workers.stages.types import OmniModelRunnerOutput

@@ -10,8 +10,8 @@ from typing import cast
 
 from omni_jobs.errors import ConfigError, ModelError
 from workers import parent_death
+from workers.runners.cancellation import settled
 from workers.runners.engine_environment import engine_environment
-from workers.runners.settled import settled
 
 _SHOWN_CHARACTERS = 500  # the end of what it wrote about an error
 _MOST_BYTES_OF_ERRORS = 4 * _SHOWN_CHARACTERS

@@ -5,10 +5,10 @@ the values that later stages and the user get. It runs nothing and stores nothin
 offline ``OmniLLM`` both run stages through here, so both give the same results.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -27,30 +27,6 @@ from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, 
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class Encoder(Protocol):
-    """Encodes an output. ``omni_jobs.pipelines.outputs`` names one for each modality that is stored as an artifact."""
-
-    def __call__(self, tensors: "Mapping[str, NDArray[Any]]", values: Mapping[str, Any], format: str, /) -> bytes:
-        """Return the artifact's bytes, from the tensors and values of the output's flow. Raises ModelError."""
-
-
-class MetadataEncoder(Protocol):
-    """An encoder of an output that has ``metadata``."""
-
-    def __call__(
-        self,
-        tensors: "Mapping[str, NDArray[Any]]",
-        values: Mapping[str, Any],
-        format: str,
-        metadata: Mapping[str, str],
-        /,
-    ) -> bytes:
-        """Return the artifact's bytes, with the texts of ``metadata`` by name: ``seed``, and maybe ``job_id``.
-
-        Raises ModelError.
-        """
 
 
 class InputProcessor(Protocol):
@@ -250,11 +226,13 @@ class Stage:
         else:
             format_ = made.format((stage_input.request.get(made.modality) or {}).get("format"))
             tensors = self._tensors_of(flow(made.flow), output, stage_input)
-            metadata = {"seed": str(stage_input.seed)}
-            if self._job_ids_in_pictures:
-                metadata["job_id"] = stage_input.job_id
-            data = _encoded(made, tensors, output.values, format_.name, metadata)
+            metadata = [self._metadata_of(stage_input)] if made.metadata else []
+            data = _encoder(made)(tensors, output.values, format_.name, *metadata)
         return Artifact(made.artifact_name(format_), format_.media_type, data, made.modality)
+
+    def _metadata_of(self, stage_input: StageInput[Any]) -> Mapping[str, str]:
+        seed = {"seed": str(stage_input.seed)}
+        return seed | {"job_id": stage_input.job_id} if self._job_ids_in_pictures else seed
 
     def _tensors_of(
         self, contract: Flow, output: OmniModelRunnerOutput, stage_input: StageInput[Any]
@@ -318,22 +296,14 @@ class _Naming:
             error.stage = error.stage or self._stage
 
 
-def _encoded(
-    made: Output,
-    tensors: "Mapping[str, NDArray[Any]]",
-    values: Mapping[str, Any],
-    format: str,
-    metadata: Mapping[str, str],
-) -> bytes:
-    """Return an artifact's bytes. Raises ModelError, ConfigError without an encoder, and PluginBroken."""
+def _encoder(made: Output) -> Callable[..., bytes]:
+    """Return the function that makes an artifact's bytes, of the form that ``workers.encoders`` describes.
+
+    Raises ConfigError if there is none, and PluginBroken.
+    """
     if made.encoder is None:
         raise ConfigError(f"output {made.modality} has no encoder", field="outputs")
-    encoder: Any = named_object(made.encoder, object)
-    if not made.metadata:
-        plain: Encoder = encoder
-        return plain(tensors, values, format)
-    writing: MetadataEncoder = encoder
-    return writing(tensors, values, format, metadata)
+    return cast("Callable[..., bytes]", named_object(made.encoder, object))
 
 
 def _check_flow(contract: Flow, payload: Payload) -> None:

@@ -9,8 +9,8 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.echo.parameters import EchoParameters
-from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
 

@@ -34,7 +34,7 @@ from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
-from workers.runners.echo.prompt import EchoPrompt
+from workers.runners.echo.echo_processor import EchoPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.stage import Stage
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, StageInput

@@ -48,9 +48,9 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.engine_process import EngineProcess
+from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
-from workers.runners.echo.prompt import EchoPrompt
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.pooling_runner import PoolingRunner

@@ -5,10 +5,9 @@ import pytest
 from omni_jobs.errors import ModelError
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.echo.echo_processor import EchoProcessor
+from workers.runners.echo.echo_processor import EchoProcessor, EchoPrompt
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.echo.parameters import EchoParameters
-from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Progress, StageInput
 

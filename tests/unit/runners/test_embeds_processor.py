@@ -1,4 +1,4 @@
-"""workers.runners.ar.embeds_processor: the prompt embeddings of an earlier stage."""
+"""workers.runners.ar.chat_processor: the prompt embeddings of an earlier stage."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from omni_jobs.errors import ConfigError, ModelError, OmniJobsError, PayloadCorr
 from omni_jobs.payloads import Manifest, Payload, PromptEmbedsPayload, Tensor
 from omni_jobs.pipelines.stage_config import ModelConfig, StageConfig
 from omni_jobs.prompts.renderers import load_renderer
-from workers.runners.ar.embeds_processor import EmbedsProcessor
+from workers.runners.ar.chat_processor import EmbedsProcessor
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from workers.runners.cancellation import together
 from workers.runners.model_threads import ModelThreads
-from workers.runners.together import together
 
 
 async def test_a_run_that_is_cancelled_outlives_each_of_its_calls() -> None:

@@ -14,7 +14,7 @@ from workers.models.pictures.vae import LATENT, PictureVae, finite_floats
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import MemoryLimit
-from workers.runners.lack_of_memory import lacks_memory
+from workers.runners.model_failure import lacks_memory
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from workers.runners.diffusion.model import RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
 from workers.runners.diffusion.step_budget import MemoryLimit
-from workers.runners.lack_of_memory import lacks_memory
+from workers.runners.model_failure import lacks_memory
 from workers.stages.types import TensorTree
 
 

@@ -14,10 +14,10 @@ from workers.models.upscale.engine_settings import UpscaleEngine
 from workers.models.upscale.enlarge import UpscalePrompt
 from workers.models.upscale.networks import MOST_PIXELS, NETWORKS, SCALE, NetworkName
 from workers.models.upscale.tiles import Tile, tiles_of
+from workers.runners.cancellation import together
 from workers.runners.declared_component import declared_component
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
-from workers.runners.together import together
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import OmniModelRunnerOutput, Progress
 

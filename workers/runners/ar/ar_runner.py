@@ -29,12 +29,11 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
 from workers.runners.growing_text import GrowingText
-from workers.runners.on_vllm.given_arguments import given_arguments
-from workers.runners.on_vllm.vllm_runner import VllmRunner
+from workers.runners.on_vllm.vllm_runner import VllmRunner, given_arguments
 from workers.runners.runner import ProgressSink
-from workers.runners.settled import settled
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.tensors import is_tensor_tree

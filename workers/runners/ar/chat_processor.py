@@ -1,9 +1,9 @@
-"""``ChatProcessor``: a job's messages and media become the first AR stage's prompt."""
+"""``ChatProcessor`` and ``EmbedsProcessor``: a job's messages and media, or embeddings, become an AR stage's prompt."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.payloads import PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import parts_of
@@ -11,6 +11,7 @@ from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
+from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
 from workers.stages.types import StageInput
 
@@ -59,19 +60,44 @@ class ChatProcessor:
 
     def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
-        embeds = PromptEmbedsPayload.decode(data, len(data)).embeds
-        if embeds.shape[1] != self._renderer.hidden_size:  # the engine would die of it
-            raise ModelError(
-                f"rows of {embeds.shape[1]}, not {self._renderer.hidden_size}", field="prompt_embeds.shape"
-            )
-        return OmniTokensPrompt(
-            prompt_token_ids=(),
-            additional_information={},
-            parameters=stage_input.parameters,
-            seed=stage_input.seed,
-            capture=stage_input.capture,
-            prompt_embeds=to_torch(embeds),
-        )
+        payload = PromptEmbedsPayload.decode(data, len(data))
+        return _prompt_of(payload, self._renderer.hidden_size, stage_input)
+
+
+class EmbedsProcessor(FlowProcessor):
+    """Makes the prompt of an AR stage from a payload of the flow ``embeds``. Its name in a stage config is ``embeds``.
+
+    A job of prompt embeddings comes to the first stage in its request instead, which is ``chat``'s affair.
+    """
+
+    def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
+        """Read the model's hidden size. Raises ConfigError when there is no model or renderer."""
+        super().__init__(stage, model)
+        model = needed_model(model, stage)
+        self._hidden_size = load_renderer(model.family, model.path).hidden_size
+
+    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
+        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width or NaN."""
+        payload = self.payload(stage_input, "embeds")
+        if payload.prompt_embeds is None:
+            raise PayloadCorrupt("missing", field="prompt_embeds", stage=payload.manifest.stage)
+        return _prompt_of(payload.prompt_embeds, self._hidden_size, stage_input)
+
+
+def _prompt_of(
+    payload: PromptEmbedsPayload, hidden_size: int, stage_input: StageInput[ArParameters]
+) -> OmniTokensPrompt:
+    embeds = payload.embeds
+    if embeds.shape[1] != hidden_size:  # the engine would die of it
+        raise ModelError(f"rows of {embeds.shape[1]}, not {hidden_size}", field="prompt_embeds.shape")
+    return OmniTokensPrompt(
+        prompt_token_ids=(),
+        additional_information={},
+        parameters=stage_input.parameters,
+        seed=stage_input.seed,
+        capture=stage_input.capture,
+        prompt_embeds=to_torch(embeds),
+    )
 
 
 def _decoded(stage_input: StageInput[ArParameters], part: Mapping[str, Any], field: str) -> Any:

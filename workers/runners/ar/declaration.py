@@ -14,9 +14,7 @@ AR = RunnerDeclaration(
         "chat_of_transcript": ProcessorDeclaration(
             f"{_HERE}.chat_of_transcripts:ChatOfTranscripts", "ar", consumes=frozenset({"text"})
         ),
-        "embeds": ProcessorDeclaration(
-            f"{_HERE}.embeds_processor:EmbedsProcessor", "ar", consumes=frozenset({"embeds"})
-        ),
+        "embeds": ProcessorDeclaration(f"{_HERE}.chat_processor:EmbedsProcessor", "ar", consumes=frozenset({"embeds"})),
     },
     packages={"vllm": "pip install 'omni-jobs[worker-cuda]' on a GPU host, 'omni-jobs[worker-cpu]' elsewhere"},
     torch=True,

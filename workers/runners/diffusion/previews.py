@@ -8,7 +8,7 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError
 from workers.runners.diffusion.model import DiffusionModel, DiffusionRow, PreviewingModel
-from workers.runners.lack_of_memory import lacks_memory
+from workers.runners.model_failure import lacks_memory
 
 logger = logging.getLogger(__name__)
 

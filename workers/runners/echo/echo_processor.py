@@ -1,11 +1,22 @@
 """``EchoProcessor``: the last user message and the size of the payloads become an echo stage's prompt."""
 
+from typing import NamedTuple
+
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import last_user_text
 from workers.runners.echo.parameters import EchoParameters
-from workers.runners.echo.prompt import EchoPrompt
 from workers.stages.engine_args import OmniModelConfig
 from workers.stages.types import StageInput
+
+
+class EchoPrompt(NamedTuple):
+    """The engine prompt of an echo stage, which has no model: it gives the text back, and as many bytes as asked."""
+
+    text: str
+    upstream_bytes: int  # of the payloads' tensors
+    parameters: EchoParameters
+    seed: int
+    capture: bool
 
 
 class EchoProcessor:

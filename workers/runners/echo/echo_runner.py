@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_jobs.pipelines.engine_settings import EngineSettings
-from workers.runners.echo.prompt import EchoPrompt
+from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.types import OmniModelRunnerOutput, Progress

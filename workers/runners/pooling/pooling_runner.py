@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import check_checkpoint, read_json
+from workers.runners.cancellation import settled, together
 from workers.runners.declared_component import component_of
-from workers.runners.on_vllm.given_arguments import given_arguments
-from workers.runners.on_vllm.vllm_runner import VllmRunner
+from workers.runners.on_vllm.vllm_runner import VllmRunner, given_arguments
 from workers.runners.pooling.component import PoolingComponent
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.prompt import PoolingPrompt
 from workers.runners.runner import ProgressSink
-from workers.runners.settled import settled
-from workers.runners.together import together
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 from workers.vllm_hooks import LONE_TOKENIZER
