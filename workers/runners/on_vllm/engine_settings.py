@@ -135,7 +135,7 @@ class VllmArguments(BaseModel):
         problems: list[tuple[tuple[str | int, ...], str]] = []
         for name, value in given.items():
             if name in cls.refused or name not in _BESIDE:
-                problems += refused_parts(str(name), value, cls.refused)
+                problems += refused_parts((str(name),), value, cls.refused)
             elif name not in cls.model_fields:
                 message = f"stands beside cpu and cuda, not in them: {name} is the same on each kind of host"
                 problems.append(((name,), message))

@@ -27,13 +27,19 @@ _STATISTICS = "the engine's statistics are off, because the worker reports its s
 _OUTPUTS = "a stage does not return this output of the engine"
 _LOG = "the worker writes the log, and prompts and addresses do not belong into it"
 
+
+def refused_for(reason: str, names: str) -> dict[str, str]:
+    """Return each of the names, which spaces part, with the one reason why it is refused."""
+    return dict.fromkeys(names.split(), reason)
+
+
 OURS: Mapping[str, str] = {
     "model": "the stage's model names the checkpoint (--model PATH or OMNI_JOBS_MODELS)",
     "tokenizer": "prompts are rendered with the checkpoint's own tokenizer",
     "hf_config_path": "the checkpoint's own config.json is read",
     "skip_tokenizer_init": "the component decides whether it has a tokenizer",
     "served_model_name": "the engine is not served: jobs name the pipeline",
-    **dict.fromkeys(("runner", "convert", "pooler_config"), _KIND),
+    **refused_for(_KIND, "runner convert pooler_config"),
     "device_ids": "the stage's device picks the GPU: cuda:1",
     "enable_prompt_embeds": "it follows from what the pipeline accepts and from the component",
     "enable_mm_embeds": "a job's media come as media; prompt_embeds are the pipeline's to accept",
@@ -46,13 +52,11 @@ OURS: Mapping[str, str] = {
     "shutdown_timeout": "the runner ends its engine itself",
     "_api_process_count": "one process uses the engine: the stage's worker",
     "_api_process_rank": "one process uses the engine: the stage's worker",
-    **dict.fromkeys(
-        (
-            *("disable_log_stats", "aggregate_engine_logging", "show_hidden_metrics_for_version", "kv_cache_metrics"),
-            *("kv_cache_metrics_sample", "custom_histogram_buckets", "cudagraph_metrics", "enable_mfu_metrics"),
-            *("enable_logging_iteration_details", "enable_mm_processor_stats", "per_request_spec_decode_metrics"),
-        ),
+    **refused_for(
         _STATISTICS,
+        "disable_log_stats aggregate_engine_logging show_hidden_metrics_for_version kv_cache_metrics "
+        "kv_cache_metrics_sample custom_histogram_buckets cudagraph_metrics enable_mfu_metrics "
+        "enable_logging_iteration_details enable_mm_processor_stats per_request_spec_decode_metrics",
     ),
 }
 
@@ -72,17 +76,17 @@ UNSAFE: Mapping[str, str] = {
     "allowed_local_media_path": _MEDIA,
     "allowed_media_domains": _MEDIA,
     "default_mm_loras": "it would be applied without being asked for; list it in lora_modules, and a job names it",
-    **dict.fromkeys(
-        ("model_weights", "download_dir", "revision", "code_revision", "tokenizer_revision", "hf_token"), _CHECKPOINT
+    **refused_for(
+        _CHECKPOINT,
+        "model_weights download_dir revision code_revision tokenizer_revision hf_token ignore_patterns",
     ),
-    "ignore_patterns": _CHECKPOINT,
     "pt_load_map_location": "it is for weights in pickles; convert them to safetensors",
     "mm_encoder_fp8_scale_save_path": "an engine writes no files beside its caches",
-    "profiler_config": "a profile is written to files, and nothing starts one",
-    "enable_layerwise_nvtx_tracing": "a profile is written to files, and nothing starts one",
-    **dict.fromkeys(
-        ("otlp_traces_endpoint", "collect_detailed_traces", "log_config_file", "logging_config", "enable_log_requests"),
-        _LOG,
+    **refused_for(
+        "a profile is written to files, and nothing starts one", "profiler_config enable_layerwise_nvtx_tracing"
+    ),
+    **refused_for(
+        _LOG, "otlp_traces_endpoint collect_detailed_traces log_config_file logging_config enable_log_requests"
     ),
     "kv_events_config": "the engine would open a port on which anyone may read the prompts' tokens",
     "weight_transfer_config": "the engine would take weights from another process; a stage's are its checkpoint's",
@@ -90,7 +94,7 @@ UNSAFE: Mapping[str, str] = {
 }
 
 UNSUPPORTED: Mapping[str, str] = {
-    **dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), _SPECULATIVE),
+    **refused_for(_SPECULATIVE, "speculative_config spec_method spec_model spec_tokens"),
     "diffusion_config": "diffusion language models are not supported: " + _SPECULATIVE.partition(": ")[2],
     "pipeline_parallel_size": (
         "pipeline parallelism is not supported: what is captured needs the first rank's embeddings "
@@ -99,47 +103,34 @@ UNSUPPORTED: Mapping[str, str] = {
     "prefill_context_parallel_size": (
         "context parallelism is not supported: it spreads a prompt over ranks, and hidden states are captured on one"
     ),
-    **dict.fromkeys(
-        (
-            *("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local"),
-            *(
-                "data_parallel_address",
-                "data_parallel_rpc_port",
-                "data_parallel_hybrid_lb",
-                "data_parallel_external_lb",
-            ),
-            *("data_parallel_multi_port_external_lb", "data_parallel_backend", "enable_elastic_ep"),
-            *("elastic_ep_max_dp_size", "dp_sync_interval", "disable_nccl_for_dp_synchronization"),
-        ),
+    **refused_for(
         _DATA_PARALLEL,
+        "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address "
+        "data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb "
+        "data_parallel_backend enable_elastic_ep elastic_ep_max_dp_size dp_sync_interval "
+        "disable_nccl_for_dp_synchronization",
     ),
-    **dict.fromkeys(("master_addr", "master_port", "nnodes", "node_rank", "ray_workers_use_nsight"), _ONE_HOST),
-    **dict.fromkeys(
-        ("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"), _CONNECTOR
-    ),
+    **refused_for(_ONE_HOST, "master_addr master_port nnodes node_rank ray_workers_use_nsight"),
+    **refused_for(_CONNECTOR, "kv_transfer_config ec_transfer_config kv_offloading_size kv_offloading_backend"),
     "mm_encoder_only": "a stage runs a language model, and the encoders of media alone are none",
     "tokens_only": "an engine has its checkpoint's tokenizer, unless the component says otherwise",
-    **dict.fromkeys(
-        (
-            *("enable_return_routed_experts", "aux_output_config", "return_sampling_mask", "max_logprobs"),
-            *("logprobs_mode", "enable_trace_replay"),
-        ),
+    **refused_for(
         _OUTPUTS,
+        "enable_return_routed_experts aux_output_config return_sampling_mask max_logprobs logprobs_mode "
+        "enable_trace_replay",
     ),
-    **dict.fromkeys(
-        (
-            *("enable_sleep_mode", "sleep_mode_offload_cudagraph", "sleep_preserve_parameter_names"),
-            *("enable_cumem_allocator", "enable_nccl_comm_suspend"),
-        ),
+    **refused_for(
         _SLEEP,
+        "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator "
+        "enable_nccl_comm_suspend",
     ),
-    **dict.fromkeys(
-        ("enable_fault_tolerance", "fault_tolerance_config"),
+    **refused_for(
         "the worker starts an engine that died anew; vLLM's own recovery is for engines on several hosts",
+        "enable_fault_tolerance fault_tolerance_config",
     ),
-    **dict.fromkeys(
-        ("max_num_queued_reqs", "max_num_queued_tokens"),
+    **refused_for(
         "the stage's slots bound what waits in the engine; the rest waits in the queue",
+        "max_num_queued_reqs max_num_queued_tokens",
     ),
 }
 
@@ -171,7 +162,7 @@ UNSAFE_KEYS: Mapping[str, str] = {
     "auto_map": "it names code in the checkpoint, and none of that is run",
     "custom_pipelines": "it names code in the checkpoint, and none of that is run",
     "trust_remote_code": UNSAFE["trust_remote_code"],
-    **dict.fromkeys(("_name_or_path", "name_or_path", "code_revision", "token", "hf_token"), _CHECKPOINT),
+    **refused_for(_CHECKPOINT, "_name_or_path name_or_path code_revision token hf_token"),
 }
 """A key at any depth of an argument's value, ``hf_overrides`` for example → the reason why it is refused."""
 
@@ -183,15 +174,11 @@ _MAPPINGS = frozenset(
 ArgumentPath = tuple[str | int, ...]
 
 
-def refused_parts(name: str, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
-    """Yield (where, why) for each part of an argument's value that is refused; ``where`` begins with ``name``.
+def refused_parts(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
+    """Yield (where, why) for each part of an argument's value that is refused; ``at``: where the value stands.
 
     ``refused``: the runner's refused arguments, ``REFUSED`` among them, each with its reason.
     """
-    yield from _refused((name,), value, refused)
-
-
-def _refused(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
     dotted = ".".join(map(str, at))
     if dotted in refused:
         yield at, refused[dotted]
@@ -208,7 +195,7 @@ def _refused(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterat
             if dotted in NUMBERS_ONLY and not isinstance(each, bool | int | float):
                 yield (*at, key), f"only numbers, true and false: {NUMBERS_ONLY[dotted]}"
             else:
-                yield from _refused((*at, key), each, refused)
+                yield from refused_parts((*at, key), each, refused)
     elif isinstance(value, list):
         for n, each in enumerate(value):
-            yield from _refused((*at, n), each, refused)
+            yield from refused_parts((*at, n), each, refused)

@@ -5,31 +5,23 @@ from typing import Any, ClassVar
 
 from omni_jobs.pipelines.engine_settings import Device
 from workers.runners.on_vllm.engine_settings import VllmArguments, VllmEngine
-from workers.runners.on_vllm.refused_arguments import REFUSED
+from workers.runners.on_vllm.refused_arguments import REFUSED, refused_for
 
 _WHOLE = (
     "a prompt is computed in one step, because vLLM would return the first rows twice for one that was preempted "
     "between two chunks: give max_num_batched_tokens of at least max_model_len"
 )
-_CACHED = "tokens from the cache are not computed, and each token of a prompt has to give its row"
-_MEDIA = "the component decides which media its prompts hold"
-_LORA = "a pooling stage runs no LoRA adapters"
 
 POOLING_REFUSED: Mapping[str, str] = {
     **REFUSED,
-    **dict.fromkeys(
-        ("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive"), _WHOLE
-    ),
+    **refused_for(_WHOLE, "enable_chunked_prefill long_prefill_token_threshold long_prefill_token_threshold_adaptive"),
     "kv_sharing_fast_prefill": "its last layers leave out tokens of a prompt, and each has to give its row",
-    "enable_prefix_caching": _CACHED,
-    **dict.fromkeys(("language_model_only", "limit_mm_per_prompt"), _MEDIA),
-    **dict.fromkeys(
-        (
-            *("lora_modules", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"),
-            *("lora_target_modules", "fully_sharded_loras", "enable_tower_connector_lora", "enable_moe_shared_loras"),
-            "specialize_active_lora",
-        ),
-        _LORA,
+    "enable_prefix_caching": "tokens from the cache are not computed, and each token of a prompt has to give its row",
+    **refused_for("the component decides which media its prompts hold", "language_model_only limit_mm_per_prompt"),
+    **refused_for(
+        "a pooling stage runs no LoRA adapters",
+        "lora_modules enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules "
+        "fully_sharded_loras enable_tower_connector_lora enable_moe_shared_loras specialize_active_lora",
     ),
 }
 """Argument, or a dotted field within one → the reason why no pooling stage may give it."""
