@@ -20,12 +20,7 @@ from omni_jobs.pipelines.yaml_source import FieldPath, gathered
 _ARBITRARY = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is none of pydantic's
 
 
-class _Refused(Exception):
-    """vLLM has no such argument, or its type refuses the value; ``problems`` are (where, why)."""
-
-    def __init__(self, problems: list[tuple[FieldPath, str]]) -> None:
-        super().__init__(problems)
-        self.problems = problems
+_Problem = tuple[FieldPath, str]  # where, why
 
 
 @cache
@@ -49,19 +44,14 @@ def check_engine_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
     ``engine.<name>`` for an unknown argument and for a value that is not of its type; its ``more`` has the other
     mistakes.
     """
-    checked = {}
-    found: list[ConfigError] = []
-    for name, value in args.items():
-        try:
-            checked[name] = _of_type(name, value)
-        except _Refused as error:
-            found += [ConfigError(why, field=".".join(map(str, ("engine", *at)))) for at, why in error.problems]
-    if found:
-        raise gathered(found)
-    return checked
+    checked = {name: _checked(name, value) for name, value in args.items()}
+    problems = [problem for _, found in checked.values() for problem in found]
+    if problems:
+        raise gathered([ConfigError(why, field=".".join(map(str, ("engine", *at)))) for at, why in problems])
+    return {name: value for name, (value, _) in checked.items()}
 
 
-def wrong_arguments(engine: Mapping[str, Any], *, own: frozenset[str]) -> Iterator[tuple[FieldPath, str]]:
+def wrong_arguments(engine: Mapping[str, Any], *, own: frozenset[str]) -> Iterator[_Problem]:
     """Yield (where, why) for each of vLLM's arguments in a stage's ``engine`` that vLLM does not know or take.
 
     ``own``: the keys that are no arguments of vLLM. What stands under ``cpu`` and ``cuda`` is checked, too. A null is
@@ -72,26 +62,23 @@ def wrong_arguments(engine: Mapping[str, Any], *, own: frozenset[str]) -> Iterat
             if isinstance(value, Mapping):
                 yield from (((name, *at), why) for at, why in wrong_arguments(value, own=own))
         elif name not in own and value is not None:
-            try:
-                _of_type(name, value)
-            except _Refused as error:
-                yield from error.problems
+            yield from _checked(name, value)[1]
 
 
-def _of_type(name: str, value: Any) -> Any:
-    """Return an argument's value as vLLM's type makes it. Raises _Refused."""
+def _checked(name: str, value: Any) -> tuple[Any, list[_Problem]]:
+    """Return an argument's value as vLLM's type makes it, and what vLLM refuses about it."""
     if name not in _annotations():
         nearest = " or ".join(get_close_matches(name, _annotations(), n=3, cutoff=0.7))
         hint = f"; did you mean {nearest}?" if nearest else ""
-        raise _Refused([((name,), f"vLLM {vllm.__version__} has no such argument{hint}")])
+        return None, [((name,), f"vLLM {vllm.__version__} has no such argument{hint}")]
     try:
-        return _adapter(name).validate_python(_member(_annotations()[name], value))
+        return _adapter(name).validate_python(_member(_annotations()[name], value)), []
     except (ValidationError, KeyError, TypeError) as error:
         said = f"vLLM {vllm.__version__} refuses the value: "
-        raise _Refused([((name, *at), said + why) for at, why in _reasons(error, value)]) from error
+        return None, [((name, *at), said + why) for at, why in _reasons(error, value)]
 
 
-def _reasons(error: ValidationError | KeyError | TypeError, value: Any) -> Iterator[tuple[FieldPath, str]]:
+def _reasons(error: ValidationError | KeyError | TypeError, value: Any) -> Iterator[_Problem]:
     """Yield (where in ``value``, why) for all that vLLM refuses.
 
     Some of its validators raise KeyError for a name that an enumeration lacks.
