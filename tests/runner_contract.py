@@ -18,8 +18,7 @@ import pytest
 from omni_jobs.errors import EngineDead, ModelError, TimeLimitExceeded
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.execution.run_time_limit import TimeLimit
-from workers.runners.current_run import CURRENT_RUN
-from workers.runners.runner import Runner, TellingRunner
+from workers.runners.runner import CURRENT_RUN, Runner, TellingRunner
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress
 
 SOON_S = 1.0  # for a cancelled run to end

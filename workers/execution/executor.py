@@ -28,7 +28,7 @@ from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
 from workers.execution.stage_llm import StageLLM
-from workers.runners.current_run import CURRENT_RUN
+from workers.runners.runner import CURRENT_RUN
 from workers.stages.types import Progress
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ from omni_jobs.prompts.renderers import checkpoint_of
 from omni_jobs.settings import Settings
 from workers.runners import create_runner
 from workers.runners.contained import Contained
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.model_threads import ModelThreads
-from workers.runners.runner import ProgressSink, ResumableRunner, Runner, Snapshots, TellingRunner
+from workers.runners.runner import CURRENT_RUN, ProgressSink, ResumableRunner, Runner, Snapshots, TellingRunner
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from omni_jobs.errors import EngineDead
 from workers.runners.cancellation import is_cancelled
 from workers.runners.contained import Contained
-from workers.runners.current_run import CURRENT_RUN
+from workers.runners.runner import CURRENT_RUN
 from workers.stages.types import OmniModelRunnerOutput
 
 _LIVENESS_S = 1.0  # between two looks at the engine while there are runs

@@ -5,6 +5,7 @@ belongs here, and ``ResumableRunner`` and ``TellingRunner``, which a runner may 
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 from omni_jobs.errors import OmniJobsError
@@ -13,6 +14,12 @@ from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, 
 
 ProgressSink = Callable[[Progress], None]
 """Receives progress on the event loop, as often as the runner likes, because the receiver throttles it."""
+
+CURRENT_RUN: ContextVar[int] = ContextVar("current_run", default=0)
+"""The id of the stage run for which a task works, so that a runner can tell which ones its engine computes.
+
+The executor sets it, and tasks that a run starts inherit it; 0 outside a worker.
+"""
 
 
 class Runner(Protocol):

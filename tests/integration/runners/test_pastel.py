@@ -22,7 +22,6 @@ from PIL import Image
 from omni_jobs.errors import ConfigError, ModelError, StageError
 from tests.oracles.tinted import metadata
 from workers.execution.observers.preview import Preview
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine
@@ -30,6 +29,7 @@ from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionMod
 from workers.runners.diffusion.model import Cost, PreviewingModel, ResumableModel
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.step_budget import StepBudget
+from workers.runners.runner import CURRENT_RUN
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 
 from omni_jobs.errors import ModelError
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.model_threads import ModelThreads
+from workers.runners.runner import CURRENT_RUN
 
 
 class Blocking:
@@ -58,11 +57,11 @@ async def test_a_call_that_begins_as_it_is_cancelled_holds_its_coroutine() -> No
     threads = ModelThreads(2, "stage")
     wanted, may_tell, tell = threading.Event(), threading.Event(), threads._tell
 
-    def tell_late(loop: asyncio.AbstractEventLoop, work: Any, by: int) -> None:
-        if (work.stage_run, by) == (1, 1):
+    def tell_late(loop: asyncio.AbstractEventLoop, stage_run: int, by: int) -> None:
+        if (stage_run, by) == (1, 1):
             wanted.set()
             may_tell.wait(60)
-        tell(loop, work, by)
+        tell(loop, stage_run, by)
 
     threads._tell = tell_late  # type: ignore[method-assign]
     call = Blocking()

@@ -1,7 +1,9 @@
 """``ChatProcessor`` and ``EmbedsProcessor``: a job's messages and media, or embeddings, become an AR stage's prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.payloads import PromptEmbedsPayload
@@ -40,13 +42,7 @@ class ChatProcessor:
             return self._embedded(stage_input)
         token_ids = self._renderer.encode(stage_input.request)
         if token_ids is not None:
-            return OmniTokensPrompt(
-                prompt_token_ids=token_ids,
-                additional_information={},
-                parameters=stage_input.parameters,
-                seed=stage_input.seed,
-                capture=stage_input.capture,
-            )
+            return _prompt(stage_input, token_ids)
         data: dict[str, list[Any]] = {}
         for field, part in parts_of(stage_input.request):
             data.setdefault(part["type"], []).append(_decoded(stage_input, part, field))
@@ -90,13 +86,14 @@ def _prompt_of(
     embeds = payload.embeds
     if embeds.shape[1] != hidden_size:  # the engine would die of it
         raise ModelError(f"rows of {embeds.shape[1]}, not {hidden_size}", field="prompt_embeds.shape")
+    return _prompt(stage_input, embeds=to_torch(embeds))
+
+
+def _prompt(
+    stage_input: StageInput[ArParameters], token_ids: Sequence[int] = (), embeds: torch.Tensor | None = None
+) -> OmniTokensPrompt:
     return OmniTokensPrompt(
-        prompt_token_ids=(),
-        additional_information={},
-        parameters=stage_input.parameters,
-        seed=stage_input.seed,
-        capture=stage_input.capture,
-        prompt_embeds=to_torch(embeds),
+        token_ids, {}, stage_input.parameters, stage_input.seed, stage_input.capture, prompt_embeds=embeds
     )
 
 

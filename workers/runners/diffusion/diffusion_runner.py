@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from workers.runners.cancellation import settled
 from workers.runners.contained import Contained
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.gpu_diffusion_model_runner import RowCaller
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_origin import snapshot_origin
-from workers.runners.runner import ProgressSink, Snapshots
+from workers.runners.runner import CURRENT_RUN, ProgressSink, Snapshots
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot
 

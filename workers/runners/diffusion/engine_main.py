@@ -28,12 +28,12 @@ from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StorageError
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from workers.parent_death import end_with_parent
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import ARGS, MAX_LINE_BYTES, PROGRESS_FIELDS
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.runner import CURRENT_RUN
 from workers.runners.spool import SpoolFiles
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import Progress, Snapshot, TensorTree

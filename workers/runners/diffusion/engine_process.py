@@ -39,11 +39,10 @@ from pydantic import TypeAdapter
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from workers.runners.cancellation import settled
-from workers.runners.current_run import CURRENT_RUN
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.engine_environment import engine_environment
-from workers.runners.runner import ProgressSink, Snapshots
+from workers.runners.runner import CURRENT_RUN, ProgressSink, Snapshots
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.types import EnginePrompt, OmniModelRunnerOutput, Progress, Snapshot, TensorTree

@@ -295,14 +295,13 @@ class Answer:
     async def _raw(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._response.aiter_raw()) as pieces:
             while True:
-                if self._until is None:
-                    piece = await anext(pieces, None)
-                else:
-                    try:
-                        async with asyncio.timeout_at(self._until):
-                            piece = await anext(pieces, None)
-                    except (TimeoutError, httpx2.HTTPError):
-                        return
+                try:
+                    async with asyncio.timeout_at(self._until):
+                        piece = await anext(pieces, None)
+                except (TimeoutError, httpx2.HTTPError):
+                    if self._until is None:
+                        raise
+                    return
                 if piece is None:
                     return
                 yield piece

@@ -32,13 +32,13 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     async def read(answer: Answer) -> memoryview:
         if answer.content_type == _EVENTS:
             return await _streamed(answer, call)
-        data = await _body(answer, call)
-        if answer.content_type in (_JSON, _HTML) and format_of("audio", memoryview(data)) is None:
-            if (sound := await _sound_within(data)) is not None:
+        data = await receive(answer, call)
+        if answer.content_type in (_JSON, _HTML) and format_of("audio", data) is None:
+            if (sound := await _sound_within(bytes(data))) is not None:
                 return sound
-            said = call.client.readable(data[:_SHOWN].decode(errors="replace"))
+            said = call.client.readable(str(data[:_SHOWN], "utf-8", "replace"))
             raise bad_answer(f"{answer.content_type}, not audio: {said}")
-        return memoryview(data)
+        return data
 
     data = await call.ask(read, Progress(0, None, "bytes"), "POST", "audio/speech", json=body)
     return await speech_output(data, wanted, prompt)
@@ -46,10 +46,6 @@ async def speech(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 
 async def receive(answer: Answer, call: Call) -> memoryview:
     """Return an answer's body, with progress in bytes. Raises the error that a body of JSON tells of."""
-    return memoryview(await _body(answer, call))
-
-
-async def _body(answer: Answer, call: Call) -> bytearray:
     body = bytearray()
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
@@ -61,10 +57,10 @@ async def _body(answer: Answer, call: Call) -> bytearray:
         except ModelError:
             document = Document(None)
         call.client.check(document)
-    return body
+    return memoryview(body)
 
 
-async def _sound_within(body: bytearray) -> memoryview | None:
+async def _sound_within(body: bytes) -> memoryview | None:
     """Return the sound that a body of JSON holds in base64, where servers are known to put it; None: there is none."""
     try:
         document = await read_document(body)

@@ -43,7 +43,10 @@ class Video:
 async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """Return a video, encoded as the server encodes it, of a text and a picture to start from if the job has one."""
     refuse_successors(prompt)
-    video, poll_s = await _create(prompt, call)
+    form = call.body(prompt, prompt=prompt.text, seed=call.seed(prompt))
+    files = [("input_reference", file) for file in prompt.files[:1]]
+    read = partial(_read, call=call)
+    video, poll_s = await call.ask(read, Progress(0, 100, "percent"), "POST", "videos", form=form, files=files)
     kept = False
     try:
         async with asyncio.timeout(call.engine.total_s):
@@ -60,15 +63,6 @@ async def videos(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     if found is None or found.name not in _FORMATS:
         raise bad_answer(f"the video is none of {', '.join(_FORMATS)}")
     return OmniModelRunnerOutput(encoded={"video": EncodedOutput(data, found.name)})
-
-
-async def _create(prompt: RemotePrompt, call: Call) -> tuple[Video, float]:
-    form = call.body(prompt, prompt=prompt.text, seed=call.seed(prompt))
-    files = [("input_reference", file) for file in prompt.files[:1]]
-
-    return await call.ask(
-        partial(_read, call=call), Progress(0, 100, "percent"), "POST", "videos", form=form, files=files
-    )
 
 
 async def _read(answer: Answer, call: Call) -> tuple[Video, float]:
@@ -94,7 +88,6 @@ async def _made(video: Video, poll_s: float, call: Call) -> None:
 
     Raises ModelError for one that fails, RemoteUnavailable if the server has lost it.
     """
-
     while video.status in ("queued", "in_progress"):
         progress = Progress(min(max(video.progress, 0), 100), 100, "percent")
         if video.status == "queued":
