@@ -32,6 +32,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -106,16 +107,10 @@ def _write_pcm(samples: NDArray[Any], rate: int, file: io.BytesIO) -> None:
         file.write(_pcm(block).data)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sndfile:
-    """Writes a file of PCM of 16 bits with libsndfile."""
-
-    format: str
-
-    def __call__(self, samples: NDArray[Any], rate: int, file: io.BytesIO) -> None:
-        with soundfile.SoundFile(file, "w", rate, 1, subtype="PCM_16", format=self.format) as sound:
-            for block in _blocks(samples):
-                sound.write(_pcm(block))
+def _write_sndfile(samples: NDArray[Any], rate: int, file: io.BytesIO, *, format: str) -> None:
+    with soundfile.SoundFile(file, "w", rate, 1, subtype="PCM_16", format=format) as sound:
+        for block in _blocks(samples):
+            sound.write(_pcm(block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +177,8 @@ _OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 _AAC_RATES = (7_350, *_MP3_RATES, 64_000, 88_200, 96_000)
 
 _ENCODERS: Mapping[str, Callable[[NDArray[Any], int, io.BytesIO], None]] = {
-    "wav": _Sndfile("WAV"),
-    "flac": _Sndfile("FLAC"),
+    "wav": partial(_write_sndfile, format="WAV"),
+    "flac": partial(_write_sndfile, format="FLAC"),
     "pcm": _write_pcm,
     # MPEG-2.5, the part of MP3 for rates up to 12 kHz, knows no more than 64k; AAC knows no more than 6 bits a sample.
     "mp3": _Ffmpeg("libmp3lame", "mp3", _MP3_RATES, lambda rate: 64_000 if rate <= 12_000 else 128_000),

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_AS_IN_VLLM = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)  # parameters that mean there what they mean here
+
 _Prompt = OmniTextPrompt | OmniTokensPrompt
 
 
@@ -253,13 +256,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         parameters = prompt.parameters
         text = self._component.text
         return SamplingParams(
-            temperature=parameters.temperature,
-            top_p=parameters.top_p,
-            top_k=parameters.top_k,
-            min_p=parameters.min_p,
-            repetition_penalty=parameters.repetition_penalty,
-            presence_penalty=parameters.presence_penalty,
-            frequency_penalty=parameters.frequency_penalty,
+            **{name: getattr(parameters, name) for name in _AS_IN_VLLM},
             max_tokens=parameters.max_tokens,  # vLLM ends earlier where the context does
             min_tokens=min(parameters.min_tokens, parameters.max_tokens),
             stop=list(parameters.stop) if text else None,

@@ -101,7 +101,6 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.counts["captured_requests"] += 1
 
     def positions_known(self, request_id: str, positions: torch.Tensor, delta: int) -> None:
-        super().positions_known(request_id, positions, delta)
         if request_id in self.captures:
             capture = self.captures[request_id]
             capture.positions, capture.delta = positions, delta

@@ -53,7 +53,6 @@ class OmniGPUModelRunner(HookedModelRunner):
     # Hooks, which vllm_hooks.model_runner calls.
 
     def request_added(self, request: AddedRequest) -> None:
-        super().request_added(request)
         self.counts["requests"] += 1
         self.counts["cached_tokens"] += request.cached_tokens
         key = request.options.get(INFORMATION)
@@ -61,11 +60,9 @@ class OmniGPUModelRunner(HookedModelRunner):
             self._informed[request.request_id] = self._loaded.pop(key)
 
     def request_resumed(self, request_id: str) -> None:
-        super().request_resumed(request_id)
         self.counts["resumed"] += 1
 
     def request_removed(self, request_id: str) -> None:
-        super().request_removed(request_id)
         self._informed.pop(request_id, None)
 
     def given_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
@@ -73,7 +70,6 @@ class OmniGPUModelRunner(HookedModelRunner):
         return None if loaded is None else self._informed_model.information_positions(loaded)
 
     def edit_inputs(self, embeds: torch.Tensor) -> None:
-        super().edit_inputs(embeds)
         if not self._informed:
             return
         step = [

@@ -40,7 +40,7 @@ class DiffusionRunner:
     ) -> None:
         """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs.
 
-        ``on_computing`` is called on the event loop when ``computing`` has changed.
+        ``on_computing`` is called on the event loop with the stage runs whose steps are taken from now on.
         """
         self._args = args
         self._stage = args.stage
@@ -51,7 +51,6 @@ class DiffusionRunner:
         self._entries: set[_Entry] = set()
         self._leaving: list[asyncio.Future[None]] = []  # of cancelled runs, whose rows the thread is to drop
         self._on_computing = on_computing
-        self.computing: frozenset[int] = frozenset()  # the stage runs whose steps are being taken
         self._added = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._dead: str | None = None  # why no more steps are taken
@@ -63,7 +62,7 @@ class DiffusionRunner:
 
         def on_step(callers: Sequence[RowCaller]) -> None:
             computing = frozenset(entry.stage_run for entry in callers if isinstance(entry, _Entry))
-            loop.call_soon_threadsafe(self._on_step, computing)
+            loop.call_soon_threadsafe(self._on_computing, computing)
 
         self._worker.model_runner.on_step = on_step
         self._serving = asyncio.create_task(self._serve())
@@ -107,10 +106,6 @@ class DiffusionRunner:
             self._leaving.append(leaving)
             self._added.set()
             await settled(leaving)
-
-    def _on_step(self, computing: frozenset[int]) -> None:
-        self.computing = computing
-        self._on_computing(computing)
 
     async def close(self) -> None:
         """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
+from omni_jobs.pipelines.yaml_source import FieldPath
 from workers.runners.on_vllm.refused_arguments import REFUSED, refused_parts
 
 Modality = Literal["text", "audio", "image", "video"]
@@ -64,7 +65,7 @@ _ALWAYS_COUNTED = frozenset({"dtype", "max_model_len"})  # counted in the digest
 _BESIDE = frozenset({"cpu", "cuda", "lora_modules"})  # a runner's own settings, which are no arguments of vLLM
 
 
-def engine_error(title: str, problems: list[tuple[tuple[str | int, ...], str]], value: Any) -> ValidationError:
+def engine_error(title: str, problems: list[tuple[FieldPath, str]], value: Any) -> ValidationError:
     """Return pydantic's error for these (field, message) pairs."""
     lines: list[InitErrorDetails] = [
         {
@@ -132,7 +133,7 @@ class VllmArguments(BaseModel):
         """Refuse what ``refused`` names, before any type is checked."""
         if not isinstance(given, Mapping):
             return given
-        problems: list[tuple[tuple[str | int, ...], str]] = []
+        problems: list[tuple[FieldPath, str]] = []
         for name, value in given.items():
             if name in cls.refused or name not in _BESIDE:
                 problems += refused_parts((str(name),), value, cls.refused)

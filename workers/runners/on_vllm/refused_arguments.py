@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from omni_jobs.pipelines.yaml_source import FieldPath
+
 _CHECKPOINT = "a stage runs one checkpoint, the local directory that its model names: nothing is fetched"
 _IMPORTS = "it names code to import, and an engine runs only the installed vLLM's code and that of installed families"
 _MEDIA = "the worker decodes a job's media itself, and vLLM opens no file and no address for it"
@@ -171,10 +173,8 @@ _MAPPINGS = frozenset(
 )
 """What must be a mapping, because parts of it are refused and vLLM may read them from a text too."""
 
-ArgumentPath = tuple[str | int, ...]
 
-
-def refused_parts(at: ArgumentPath, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[ArgumentPath, str]]:
+def refused_parts(at: FieldPath, value: Any, refused: Mapping[str, str]) -> Iterator[tuple[FieldPath, str]]:
     """Yield (where, why) for each part of an argument's value that is refused; ``at``: where the value stands.
 
     ``refused``: the runner's refused arguments, ``REFUSED`` among them, each with its reason.

@@ -96,6 +96,9 @@ class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
 
 def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: PoolingComponent) -> dict[str, Any]:
     """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError as ``given_arguments`` does."""
+    media: dict[str, Any] = {"language_model_only": True}  # the encoders of media stay out of memory
+    if component.pictures:
+        media = {"limit_mm_per_prompt": {"image": component.pictures, "video": 0}}
     merged = {**given_arguments(args, PoolingEngine, component.engine_args), **component.engine_args}
     return {
         "model": str(model.path / component.model),
@@ -106,14 +109,8 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: Pooling
         # vLLM would return float32 whatever the model's dtype.
         "hf_overrides": {"head_dtype": "model", **merged.get("hf_overrides", {})},
         **POOLING_ARGUMENTS,
-        **_media_arguments(component),
+        **media,
     }
-
-
-def _media_arguments(component: PoolingComponent) -> dict[str, Any]:
-    if not component.pictures:
-        return {"language_model_only": True}  # the encoders of media stay out of memory
-    return {"limit_mm_per_prompt": {"image": component.pictures, "video": 0}}
 
 
 def check_model_files(directory: Path, stage: str) -> None:

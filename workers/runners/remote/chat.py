@@ -1,8 +1,6 @@
 """Chat completions: a text as it streams, or with speech in one piece."""
 
-from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
 
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.call import Call
@@ -29,7 +27,8 @@ async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """
     speaks = call.engine.speaks and prompt.audio_format is not None
     streams = call.engine.stream and not speaks
-    body = call.body(prompt, messages=_with_system(prompt, call), stream=streams, seed=call.seed(prompt))
+    system = [] if call.engine.system is None else [{"role": "system", "content": call.engine.system}]
+    body = call.body(prompt, messages=[*system, *prompt.messages], stream=streams, seed=call.seed(prompt))
     total = body.get("max_tokens")
     if "max_tokens" in body:
         body[call.engine.max_tokens_name] = body.pop("max_tokens")
@@ -43,12 +42,6 @@ async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
         return await _read(answer, prompt, call, GrowingText(call.progress, total))
 
     return await call.ask(read, Progress(0, total, "tokens"), "POST", _PATH, json=body)
-
-
-def _with_system(prompt: RemotePrompt, call: Call) -> list[Mapping[str, Any]]:
-    if call.engine.system is None:
-        return list(prompt.messages)
-    return [{"role": "system", "content": call.engine.system}, *prompt.messages]
 
 
 async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingText) -> OmniModelRunnerOutput:

@@ -32,9 +32,8 @@ _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """Return the text of a response, its finish reason and usage; what is beside it as ``chat`` does."""
-    body = call.body(
-        prompt, input=_items(prompt.messages), stream=call.engine.stream, store=False, instructions=call.engine.system
-    )
+    items = [{"role": each["role"], "content": _content(each["role"], each["content"])} for each in prompt.messages]
+    body = call.body(prompt, input=items, stream=call.engine.stream, store=False, instructions=call.engine.system)
     total = body.get("max_tokens")
     if "max_tokens" in body:
         body["max_output_tokens"] = body.pop("max_tokens")
@@ -45,12 +44,8 @@ async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     return await call.ask(read, Progress(0, total, "tokens"), "POST", "responses", json=body)
 
 
-def _items(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages of chat completions as items of a response's input. Raises ModelError for a video."""
-    return [{"role": each["role"], "content": _content(each["role"], each["content"])} for each in messages]
-
-
 def _content(role: str, content: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    """Return a chat completion's content as that of an item of a response's input. Raises ModelError for a video."""
     if isinstance(content, str):
         return content
     parts: list[Mapping[str, Any]] = []
