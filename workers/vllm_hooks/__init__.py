@@ -21,7 +21,7 @@ from omni_jobs.pipelines.declarations import FAMILIES, family
 from omni_jobs.pipelines.plugins import names
 from workers.parent_death import end_with_parent, is_running
 
-__all__ = ["ENGINE_PID", "LONE_TOKENIZER", "register"]
+__all__ = ["ENGINE_PID", "LONE_TOKENIZER", "end_with_engine", "register"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +35,28 @@ LONE_TOKENIZER = "omni_jobs_lone"
 def register() -> None:
     """Register our model classes and ``LONE_TOKENIZER`` with vLLM, and let a rank's process end with its engine's.
 
-    A rank whose engine died before this call ends at once, because it would load the model for nobody. vLLM calls this
-    in each of its processes, even in those of other programs on this installation. It imports a model class only when
-    it builds the model.
+    vLLM calls this in each of its processes, even in those of other programs on this installation. It imports a model
+    class only when it builds the model.
     """
-    engine = int(os.environ.get(ENGINE_PID, os.getpid()))
-    if engine == os.getppid():
-        end_with_parent(engine)  # first, because another package's plug-in may fail below
-    elif not is_running(engine):
-        os._exit(1)
+    end_with_engine()  # first, because another package's plug-in may fail below
     from vllm import ModelRegistry
 
     for name, model_class in _model_classes():
         if name not in ModelRegistry.get_supported_archs():
             ModelRegistry.register_model(name, model_class)
     _register_lone_tokenizer()
+
+
+def end_with_engine() -> None:
+    """Let the process of a rank end with its engine's; do nothing in any other.
+
+    A rank whose engine died before this call ends at once, because it would load the model for nobody.
+    """
+    engine = int(os.environ.get(ENGINE_PID, os.getpid()))
+    if engine == os.getppid():
+        end_with_parent(engine)
+    elif not is_running(engine):
+        os._exit(1)
 
 
 def _register_lone_tokenizer() -> None:

@@ -71,12 +71,12 @@ def test_register_is_an_entry_point_and_registers_our_models() -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_register_leaves_a_process_of_another_program_alone(method: str) -> None:
+def test_a_process_of_another_program_is_left_alone(method: str) -> None:
     """Its parent is no engine of ours, may be a thread that ends, and for a fork server is not the process above."""
     script = f"""
 import multiprocessing, threading
-from workers.vllm_hooks import register
-process = multiprocessing.get_context({method!r}).Process(target=register)
+from workers.vllm_hooks import end_with_engine
+process = multiprocessing.get_context({method!r}).Process(target=end_with_engine)
 starting = threading.Thread(target=process.start)
 starting.start()
 starting.join()
