@@ -28,7 +28,10 @@ def hanging(checkpoint: Path, tiny: Path) -> Path:
     return checkpoint
 
 
-@pytest.mark.parametrize(("stage", "engine"), [("code2wav", b"engine_main"), ("thinker", b"EngineCore")])
+@pytest.mark.parametrize(
+    ("stage", "engine"),
+    [("code2wav", b"engine_main"), pytest.param("thinker", b"EngineCore", marks=pytest.mark.long)],
+)
 def test_a_worker_whose_load_hangs_ends_with_a_reason(
     stage: str, engine: bytes, tiny_checkpoint: Path, sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ async def test_ar(unruly_family: Unruly) -> None:
     )
 
 
+@pytest.mark.long  # what it shares with ar, test_ar shows; what it does not, test_pooling.py
 async def test_pooling(unruly_family: Unruly) -> None:
     context = unruly.CONTEXT  # a prompt of this length, with its negative, takes the model a second
     engine = {
