@@ -77,14 +77,17 @@ def register(
     tx: Connection,
     worker: NewWorker,
     lease_s: float,
-    instead_of: SlotHolder | None,
-    loading: bool,
+    *,
+    instead_of: SlotHolder | None = None,
+    loading: bool = False,
 ) -> set[str]:
-    """Write a worker's row over its predecessor's in the slot, and free the stage runs that the predecessor held.
+    """Give a worker its slot and its lease, and return the queues to ring for what its predecessor held.
 
-    Return the queues to ring. :meth:`omni_jobs.jobs.Jobs.register_worker` explains ``loading``. Raises SlotTaken when
-    the predecessor has a lease, unless it is ``instead_of``, a worker that the caller found dead, and has not renewed
-    since it was read.
+    Call it with ``loading`` before the worker loads its engine: it then holds the slot, and does not count as a live
+    worker. Call it without when the engine is loaded, before the first claim. A predecessor in the slot is fenced, and
+    its stage runs are freed, if its lease is over, or if it is ``instead_of``: the slot's holder as the caller read it
+    and found it dead. Raises SlotTaken when another worker has the slot and a lease, or ``instead_of`` has renewed its
+    lease since it was read.
     """
     slot = WorkerRow.slot == worker.slot
     predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
@@ -119,10 +122,12 @@ def register(
     return _queues(_free(tx, StageRunRow.owner == predecessor))
 
 
-def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None) -> Renewal:
-    """Extend a worker's lease, note ``run_s`` unless it is None, and return what the worker has to know.
+def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
+    """Extend the worker's lease. Return the ids that ``unwanted`` returns, and whether its stage is paused.
 
-    A lease that is over begins anew. Raises Fenced when the worker's row is gone: its stage runs were taken from it.
+    ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. A lease
+    that ran out, while the database was away perhaps, begins anew if nobody has taken the stage runs. Raises Fenced
+    when a rescuer or the slot's new worker has; the worker must stop then and write nothing.
     """
     parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s}
     renewed = tx.execute(_RENEW, parameters).one_or_none()
@@ -137,10 +142,11 @@ def unwanted(tx: Connection, worker_id: str) -> list[int]:
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
-def retire(tx: Connection, worker_id: str, fenced: Fenced | None) -> set[str]:
-    """Remove a worker's row, release the stage runs that it still holds, and return the queues to ring.
+def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:
+    """End a worker's lease, queue the stage runs that it still holds, and return the queues to ring.
 
-    With ``fenced``, the error that a fenced worker ends with, their attempts fail with it instead.
+    Also a worker without a lease may call it. A fenced worker passes the error that says so as ``fenced``. This is
+    recorded as the failure of its attempts, and counts against their ``fenced`` retries.
     """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
@@ -152,10 +158,11 @@ def retire(tx: Connection, worker_id: str, fenced: Fenced | None) -> set[str]:
 
 
 def forgive(tx: Connection, worker_id: str) -> None:
-    """Change the error ``worker_lost`` of a worker's attempts to ``fenced``, because it lives.
+    """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives.
 
-    A stage run that has used up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers
-    from renewing. One that has failed keeps it as well, because its job's error quotes it.
+    So it is for those that it does not know of, because the answer to their claim was lost. A stage run that has used
+    up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers from renewing. One that
+    has failed keeps it as well, because its job's error quotes it.
     """
     at_worker = select(AttemptErrorRow.stage_run_id).where(AttemptErrorRow.worker == worker_id)
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(at_worker))

@@ -61,10 +61,10 @@ _WITH_STORED_PAYLOADS = (
 )
 
 
-def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
+def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResult:
     """Delete what ``retention`` keeps no longer: data of up to ``at_most`` jobs, and up to ``at_most`` old events.
 
-    Objects are only noted as garbage. Return how many jobs lost each kind of data, and how many events went.
+    Objects are only noted as garbage. Call again until ``checked`` and ``events`` of the result are 0.
     """
     at: float = tx.execute(select(now())).scalar_one()
     jobs = tx.execute(
@@ -119,7 +119,7 @@ def prune(tx: Connection, retention: Retention, at_most: int) -> PruneResult:
     )
 
 
-def hasten(tx: Connection, retention: Retention, after: float | None, at_most: int) -> float | None:
+def hasten(tx: Connection, retention: Retention, after: float | None = None, at_most: int = 5000) -> float | None:
     """Bring the next check of jobs forward to now, of which ``retention`` already keeps something no longer.
 
     Look at about ``at_most`` of the jobs whose ``prune_at`` is later than ``after``; of those that are not due for
@@ -162,9 +162,9 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
 
 
 def delete_job(tx: Connection, job_id: str) -> None:
-    """Delete a job, and note its objects as garbage. Raises NotFound, and Conflict while the job has not ended.
+    """Delete a job with its events, and note its objects as garbage. Raises NotFound, and Conflict before its end.
 
-    Do nothing for a job that is deleted already and whose objects are still garbage.
+    A repeated call returns without an error until the pruner has deleted the objects.
     """
     state = None
     if job_id.isprintable():

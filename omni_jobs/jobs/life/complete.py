@@ -99,7 +99,12 @@ def release(tx: Connection, held: Sequence[tuple[int, int]], worker_id: str) -> 
 
 
 def cancel(tx: Connection, job_id: str) -> JobState:
-    """Cancel a job unless it is cancelling or has ended, and return its state afterwards. Raises NotFound."""
+    """Cancel a job, and return its state afterwards. Raises NotFound.
+
+    Its waiting stage runs are cancelled at once. While one runs, the job is ``cancelling``, until its worker has
+    stopped it. A job that has ended keeps its state. If another job is let in instead, nobody rings for it: workers
+    with free slots find it when they poll.
+    """
     transition = JobTransition.of_job(tx, job_id)
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})

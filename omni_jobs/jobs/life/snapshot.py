@@ -20,9 +20,11 @@ from omni_jobs.states import StageRunState
 
 
 def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
-    """Record these snapshots, of several of one stage run the last; :meth:`omni_jobs.jobs.Jobs.record_snapshots`.
+    """Record stored snapshots of running attempts, of several of one stage run the last.
 
-    Return for each whether it is recorded. The jobs are locked, because an end must find the snapshot that it deletes.
+    Return in the same order whether each is recorded, now or by an earlier call whose answer was lost: False when the
+    attempt is not this worker's any more. The caller then deletes its object. The jobs are locked, because an end must
+    find the snapshot that it deletes.
     """
     transition = JobTransition.of_stage_runs(tx, [snapshot.stage_run_id for snapshot in snapshots])
     held: dict[int, list[NewSnapshot]] = {}  # by stage run

@@ -13,12 +13,16 @@ from omni_jobs.identity import StageId
 
 
 def pause(tx: Connection, stage: StageId) -> None:
-    """Pause a stage. A stage that is paused already keeps the time of its first pause."""
+    """Pause a stage: its workers claim nothing more, each after its next renewal at the latest.
+
+    A stage that is paused already keeps the time of its first pause. What its workers run goes on, and so do deadlines.
+    Stages need no row, so the caller checks that there is such a stage.
+    """
     insert_unless_there(tx, PausedStageRow, pipeline=stage.pipeline.name, stage=stage.stage, at=now())
 
 
 def resume(tx: Connection, stage: StageId) -> None:
-    """End a stage's pause, if there is one."""
+    """End a stage's pause, if there is one. The caller rings the stage's queue."""
     tx.execute(delete(PausedStageRow).where(*_is_of(stage)))
 
 

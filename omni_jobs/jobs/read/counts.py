@@ -100,7 +100,7 @@ def media_bytes(tx: Connection, tenant: str, job_id: str | None = None) -> int:
     return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
 
 
-def claimable(tx: Connection, pipeline: str, stage: str, at_most: int) -> int:
+def claimable(tx: Connection, pipeline: str, stage: str, at_most: int = 1000) -> int:
     """Return the number of stage runs of a stage that are queued and due, ``at_most`` if there are more."""
     due = (
         select(StageRunRow.id)

@@ -12,7 +12,7 @@ from omni_jobs.states import JobState, StageRunState
 _sql = Statements(__file__)
 
 
-def glances(tx: Connection, job_ids: Collection[str], with_runs: Collection[str]) -> dict[str, Glance]:
+def glances(tx: Connection, job_ids: Collection[str], with_runs: Collection[str] = ()) -> dict[str, Glance]:
     """Return glances at those of these jobs that exist, by job id; those at ``with_runs`` have the stage runs."""
     runs: dict[str, list[RunGlance]] = defaultdict(list)
     if with_runs:

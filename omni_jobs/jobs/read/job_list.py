@@ -82,17 +82,20 @@ _SIZES = {brief: _sizes(brief) for brief in (False, True)}
 
 def job_list(
     tx: Connection,
-    limit: int,
-    cursor: str | None,
-    state: JobState | None,
-    pipeline: str | None,
-    error_code: str | None,
+    limit: int = 20,
+    cursor: str | None = None,
+    state: JobState | None = None,
+    pipeline: str | None = None,
+    error_code: str | None = None,
     brief: bool = False,
     tenant: str | None = None,
 ) -> Page:
-    """Return a page of the jobs in a state, of a pipeline, a tenant, with an error code (None: any), the newest first.
+    """Return a page of at most ``limit`` (1 to 100) jobs that match all filters, the newest first.
 
-    :meth:`omni_jobs.jobs.Jobs.list` explains the parameters. Raises InvalidRequest, which names the wrong one.
+    ``state``, ``pipeline``, ``error_code`` and ``tenant`` are the filters (None: any). ``cursor`` is the
+    ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts of its jobs come to 2 MiB.
+    The jobs of a ``brief`` page have no results. Raises InvalidRequest, which names a value that is out of range or
+    malformed.
     """
     if not 1 <= limit <= _LONGEST_PAGE:
         raise InvalidRequest(f"must be 1 to {_LONGEST_PAGE}", field="limit")

@@ -96,7 +96,10 @@ _ARTIFACTS = (
 
 
 def job_view(tx: Connection, job_id: str, tenant: str | None = None, detail: Detail = Detail.FINE) -> JobView:
-    """Return the view of a job. Raises NotFound, also for a job of another tenant than ``tenant`` (None: any)."""
+    """Return the view of a job, with the estimate of its wait as finely as ``detail`` says.
+
+    Raises NotFound, also for a job of another tenant than ``tenant`` (None: any).
+    """
     return _views(tx, [_row(tx, job_id, tenant)], detail=detail)[0]
 
 

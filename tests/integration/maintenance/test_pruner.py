@@ -156,7 +156,7 @@ def test_a_shortened_retention_frees_at_once(
     running = submitted(jobs, store)
     Pruner(jobs, store, long).collect()  # payloads of the completed jobs
     before = keys_of(store)
-    monkeypatch.setattr(Jobs.hasten, "__defaults__", (None, 4))  # several pages
+    monkeypatch.setattr(hasten, "__defaults__", (None, 4))  # several pages
 
     assert Pruner(jobs, store, long).once() == PrunerPass()
     found = asdict(Pruner(jobs, store, short).once())
