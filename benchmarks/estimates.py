@@ -106,7 +106,7 @@ class _Worker:
     def turn(self, now: float, run_s: float, spread: float) -> list[str]:
         """End what is over, claim for the free slots, and return the ids of the jobs that have started."""
         if now >= self.renew_at:
-            self.jobs.renew(self.id, _LEASE_S, self.times.mean())
+            self.jobs.renew(self.id, _LEASE_S, self.times.mean(now))
             self.renew_at = now + _HEARTBEAT_S
         ended = []
         while self.running and self.running[0][0] <= now:

@@ -317,7 +317,7 @@ class Ledger:
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
     def _renew(self) -> None:
-        renewal = self._slot.renew(self._run_times.mean())
+        renewal = self._slot.renew(self._run_times.mean(time.monotonic()))
         if renewal is None:
             return
         self._stop_runs(renewal.unwanted)
@@ -368,7 +368,6 @@ class Ledger:
 
         Raises DatabaseUnavailable, and Fenced when the worker has no lease.
         """
-        asks, began = batch.size, time.monotonic()
         if batch.completions and batch.claims and not (batch.failures or batch.releases):
             self._write_in_one(batch)
         self._write_group(batch.completions, self._complete)
@@ -380,8 +379,6 @@ class Ledger:
         if batch.progress:
             self._jobs.report_progress(list(batch.progress.values()))
             batch.progress = {}
-        if asks:
-            self._observers.tell(LedgerObserver.wrote, asks, time.monotonic() - began)
 
     def _write_in_one(self, batch: _Batch) -> None:
         """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""

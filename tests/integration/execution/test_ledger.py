@@ -127,10 +127,6 @@ class Heard(LedgerObserver):
     def released(self, attempts: Sequence[tuple[int, int]]) -> None:
         self._note("released", attempts)
 
-    def wrote(self, asks: int, seconds: float) -> None:
-        assert seconds > 0
-        self._note("wrote", asks)
-
     def _note(self, *told: Any) -> None:
         self.told.append(told)
         raise RuntimeError("a bug of an observer")
@@ -870,14 +866,11 @@ async def test_observers_hear_what_is_recorded_in_batches(bench: Bench) -> None:
         bench.ledger.complete(bench.done(claims[0])), bench.ledger.fail(failure), bench.ledger.release(back, 1)
     )
     assert not (await bench.ledger.complete(replace(bench.done(claims[0]), attempt=9))).won
-    await until(lambda: len(bench.heard.told) == 8)
+    await until(lambda: len(bench.heard.told) == 5)
     assert bench.heard.told == [
         ("claimed", [done, bad, back]),
-        ("wrote", 1),
         ("ended", [done], [True]),
         ("ended", [bad], [True]),
         ("released", [(back, 1)]),
-        ("wrote", 3),
         ("ended", [done], [False]),
-        ("wrote", 1),
     ]

@@ -2,7 +2,7 @@ from workers.execution.observers.run_times import RunTimes
 
 
 def test_nobody_knows_before_the_first_end() -> None:
-    assert RunTimes().mean() is None
+    assert RunTimes().mean(0) is None
 
 
 def test_the_mean_of_what_ended_within_a_minute() -> None:
@@ -11,18 +11,26 @@ def test_the_mean_of_what_ended_within_a_minute() -> None:
         times.note(at, 9.0)
     for at in range(200, 220):
         times.note(at, 1.0)
-    assert times.mean() == 1.0
+    assert times.mean(220) == 1.0
+
+
+def test_what_ended_long_ago_counts_no_more_though_nothing_has_ended_since() -> None:
+    times = RunTimes()
+    for number in range(100):
+        times.note(number / 10, 1.0 if number < 84 else 9.0)
+    assert times.mean(10) == (84 * 1.0 + 16 * 9.0) / 100, "all of them"
+    assert times.mean(1000) == 9.0, "the last 16"
 
 
 def test_a_few_count_however_long_ago_they_ended() -> None:
     times = RunTimes()
     for at in (0, 1000, 2000):
         times.note(at, at + 1.0)
-    assert times.mean() == 1001.0
+    assert times.mean(9000) == 1001.0
 
 
 def test_of_very_many_the_newest_count() -> None:
     times = RunTimes()
     for number in range(5000):
         times.note(0.0, 1.0 if number < 3000 else 2.0)
-    assert times.mean() == 2.0
+    assert times.mean(0) == 2.0

@@ -18,6 +18,3 @@ class LedgerObserver:
 
     def released(self, attempts: Sequence[tuple[int, int]]) -> None:
         """These attempts, each by its stage run's id and its number, were handed back."""
-
-    def wrote(self, asks: int, seconds: float) -> None:
-        """A batch of so many reports and claims was written and answered; it took so many seconds."""

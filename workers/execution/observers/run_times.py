@@ -38,11 +38,9 @@ class RunTimes(LedgerObserver):
     def note(self, at: float, run_s: float) -> None:
         """Note that a stage run ended ``at`` this time, in seconds of any clock, ``run_s`` after its claim."""
         self._ended.append((at, run_s))
-        while len(self._ended) > _AT_LEAST and self._ended[0][0] < at - _WINDOW_S:
-            self._ended.popleft()
 
-    def mean(self) -> float | None:
-        """Return the mean of the noted times in seconds; None before the first."""
-        if not self._ended:
-            return None
-        return sum(run_s for _, run_s in self._ended) / len(self._ended)
+    def mean(self, at: float) -> float | None:
+        """Return the mean of the noted times at this time of their clock, in seconds; None before the first."""
+        lately = sum(ended_at >= at - _WINDOW_S for ended_at, _ in self._ended)
+        counted = [run_s for _, run_s in self._ended][-max(lately, _AT_LEAST) :]
+        return sum(counted) / len(counted) if counted else None
