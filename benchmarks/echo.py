@@ -66,5 +66,5 @@ def worker(pipeline: Pipeline, stage: str, slots: int, worker_id: str | None = N
 def complete(jobs: Jobs, worker_id: str, claims: Sequence[Claim]) -> None:
     """Complete what a worker has claimed. Raises SystemExit when an attempt was not the worker's any more."""
     done = [Completion(claim.stage_run_id, claim.attempt, worker_id, inline_payload=b"payload") for claim in claims]
-    if not all(outcome.won for outcome in jobs.complete(done)):
+    if not all(outcome.won for outcome in jobs.report(done)):
         raise SystemExit(f"{worker_id} completed what was not its own")

@@ -114,7 +114,7 @@ class _Worker:
             self.times.note(now, now - since)
             ended.append(Completion(stage_run_id, attempt, self.id))
         if ended:
-            self.jobs.complete(ended)
+            self.jobs.report(ended)
         free = _SLOTS - len(self.running)
         claims = self.jobs.claim(self.id, free, is_idle=not self.running).claims if free else ()
         for claim in claims:

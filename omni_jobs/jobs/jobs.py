@@ -1,6 +1,6 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit → claim → report_progress, record_snapshots → complete | fail | release;  cancel, retry, delete
+submit → claim → report_progress, record_snapshots → report;  cancel, retry, delete
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 
 Each stands with its SQL in a file of its own. Those that need nothing but a transaction are named here, and explained
@@ -22,7 +22,7 @@ from omni_jobs.jobs.crew.database_presence import DatabasePresence
 from omni_jobs.jobs.keep.garbage import collected, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
-from omni_jobs.jobs.life import claim, complete, progress, retry_job, snapshot, submit
+from omni_jobs.jobs.life import claim, progress, report, retry_job, snapshot, submit
 from omni_jobs.jobs.life.submit import known_keys
 from omni_jobs.jobs.order.pause import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
@@ -30,7 +30,7 @@ from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import claimable, counts, media_bytes, queued_jobs, running_jobs
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
-from omni_jobs.jobs.values import Claims, Completion, Failure, Outcome, RescueResult, SubmitResult
+from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
 
@@ -105,6 +105,7 @@ class Jobs:
         worker_id: str,
         at_most: int,
         *,
+        reports: Sequence[Report] = (),
         of_high: int = 0,
         is_idle: bool = True,
         held: Collection[int] = (),
@@ -117,7 +118,8 @@ class Jobs:
 
         Args:
             at_most: the number of stage runs of any jobs.
-            of_high: the number of further ones of high jobs; one of the two numbers is above 0.
+            reports: recorded before, as by ``report``, in the same transaction.
+            of_high: the number of further stage runs of high jobs; one of the two numbers is above 0.
             is_idle: whether the worker runs nothing. Then it may get a suspect, which is claimed by itself; a busy
                 worker gets nothing instead, and the suspect is set apart for it.
             held: the ids of all stage runs that the worker knows it holds.
@@ -125,69 +127,31 @@ class Jobs:
                 and no others.
 
         Raises:
-            Fenced: if the worker has no row any more, because it was lost.
+            Fenced: if the worker has no row any more, because it was lost. Nothing is recorded then.
         """
         tries = count(int(again))
-        return self._db.run(
-            lambda tx: claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None)
-        )
+
+        def transaction(tx: Connection) -> Claims:
+            outcomes = report.report(tx, reports, self._prune_after_s)
+            # What was handed back may have been claimed anew by the try whose answer was lost.
+            known = set(held).difference(each.stage_run_id for each in reports) if next(tries) else None
+            return claim.claim(tx, worker_id, at_most, of_high, is_idle, known)._replace(outcomes=outcomes)
+
+        return self._db.run(transaction)
 
     report_progress = _writes(progress.report)
     record_snapshots = _writes(snapshot.record)
 
-    def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
-        """Record completions in one transaction, and return their outcomes in the same order.
+    def report(self, reports: Sequence[Report]) -> Sequence[Outcome]:
+        """Record in one transaction how attempts have ended, and return the outcomes in the same order.
 
-        Successors whose inputs have all succeeded are queued (the outcome's ``queues``), and a job whose stage runs
-        have all succeeded is completed. ``won`` is False when the attempt is not this worker's any more, its job is
-        to stop, or its job has an artifact of the same name, which fails the stage run. Nothing of it is kept then.
+        :func:`omni_jobs.jobs.life.report.report` says what becomes of each.
         """
-        return self._db.run(lambda tx: complete.complete(tx, completions, self._prune_after_s))
-
-    def complete_and_claim(
-        self,
-        completions: Sequence[Completion],
-        worker_id: str,
-        at_most: int,
-        *,
-        of_high: int = 0,
-        is_idle: bool = True,
-        held: Collection[int] = (),
-        again: bool = False,
-    ) -> tuple[list[Outcome], Claims]:
-        """Do ``complete`` and then ``claim`` in one transaction, and return the results of both.
-
-        Raises Fenced like ``claim``. Nothing is recorded then.
-        """
-        tries = count(int(again))
-        return self._db.run(
-            lambda tx: (
-                complete.complete(tx, completions, self._prune_after_s),
-                claim.claim(tx, worker_id, at_most, of_high, is_idle, held if next(tries) else None),
-            )
-        )
-
-    def fail(self, failure: Failure) -> Outcome:
-        """Record the error of a worker's attempt, and return the outcome.
-
-        While the stage has retries left of the error's retry class, the stage run is queued again: due at
-        once if its worker was lost or fenced, else after a pause. Otherwise its job fails. If its
-        job is to stop, the stage run is cancelled. A report of an attempt that is over changes nothing, and is
-        ``won`` only if its error is recorded already.
-        """
-        return self._db.run(lambda tx: complete.fail(tx, [failure]))[0]
-
-    def release(self, held: Sequence[tuple[int, int]], worker_id: str) -> set[str]:
-        """Hand back a worker's attempts ``(stage_run_id, attempt)``, which counts as no failure.
-
-        Return the queues of those that are queued again. Attempts that are over are left alone.
-        """
-        outcomes = self._db.run(lambda tx: complete.release(tx, held, worker_id))
-        return {queue for outcome in outcomes for queue in outcome.queues}
+        return self._db.run(lambda tx: report.report(tx, reports, self._prune_after_s))
 
     def cancel(self, job_id: str, tenant: str | None = None) -> JobState:
         """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``."""
-        return self._db.run(lambda tx: complete.cancel(tx, job_view.owned(tx, job_id, tenant)))
+        return self._db.run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant)))
 
     def retry(self, job_id: str, from_stage: str | None = None) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.

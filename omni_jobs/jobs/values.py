@@ -112,7 +112,6 @@ class Claim(NamedTuple):
     seed: int
     upstream: Mapping[str, ObjectRef | bytes | None]  # the payload by input stage; None: that stage made none
     has_successors: bool  # a later stage of this job takes this one's payload
-    failures: Mapping[str, int]  # attempts that failed before this one, by retry class
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
     snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
     is_high: bool = False  # its job's priority: it may take a slot that is kept for such
@@ -125,6 +124,7 @@ class Claims(NamedTuple):
     more: bool = False  # more stage runs may wait: claim again when there is room
     more_high: bool = False  # more stage runs of high jobs may wait: claim again also when only kept slots are free
     suspect_waits: bool = False  # a suspect is set apart for this worker: claim again once it is idle, not before
+    outcomes: Sequence["Outcome"] = ()  # of the reports that came with the claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,24 @@ class Failure:
     error: OmniJobsError
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A worker's report that it hands an attempt back, unfinished, which counts as no failure."""
+
+    stage_run_id: int
+    attempt: int
+    worker_id: str
+
+
+Report = Completion | Failure | Release
+"""A worker's report of how an attempt has ended."""
+
+
 class Outcome(NamedTuple):
-    """What became of a worker's report that an attempt has succeeded, failed or been handed back."""
+    """What became of a report."""
 
     won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
     queues: Collection[str] = ()  # whose doorbells to ring
-    job_state: JobState | None = None  # None: there is no such stage run
 
 
 @dataclass(frozen=True, slots=True)

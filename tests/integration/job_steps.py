@@ -10,7 +10,18 @@ from sqlalchemy import Connection, text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Claim, Completion, Failure, Jobs, NewJob, NewStage, NewWorker, new_job_id
+from omni_jobs.jobs import (
+    Claim,
+    Completion,
+    Failure,
+    Jobs,
+    NewJob,
+    NewStage,
+    NewWorker,
+    Outcome,
+    Release,
+    new_job_id,
+)
 from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, STAGE_RUN_ROW
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import ObjectRef
@@ -92,9 +103,27 @@ def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
     return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
 
 
+def fail(jobs: Jobs, failure: Failure) -> Outcome:
+    [outcome] = jobs.report([failure])
+    return outcome
+
+
+def release(jobs: Jobs, held: Iterable[tuple[int, int]], worker_id: str) -> set[str]:
+    """Hand back a worker's attempts (stage run id, number), and return the queues to ring."""
+    outcomes = jobs.report([Release(*attempt, worker_id) for attempt in held])
+    return {queue for outcome in outcomes for queue in outcome.queues}
+
+
+def failures(jobs: Jobs, claimed: Claim) -> dict[str, int]:
+    """What the row of a stage run counts of its attempts that failed, by retry class."""
+    with jobs._db.begin() as tx:
+        counted = text("SELECT failures FROM stage_runs WHERE id = :id")
+        return json.loads(tx.execute(counted, {"id": claimed.stage_run_id}).scalar_one() or "{}")  # type: ignore[no-any-return]
+
+
 def complete_all(jobs: Jobs, worker_id: str) -> set[str]:
     """Claim and complete all that waits for the worker, and return the queues to ring."""
-    outcomes = jobs.complete([done(claimed, worker_id) for claimed in claim(jobs, worker_id)])
+    outcomes = jobs.report([done(claimed, worker_id) for claimed in claim(jobs, worker_id)])
     return {queue for outcome in outcomes for queue in outcome.queues}
 
 

@@ -211,7 +211,7 @@ class Executor:
         claim = run.claim
         if not run.hangs:
             self._begin_report(run)
-            if (await self._ledger.complete(completion)).won:
+            if (await self._ledger.report(completion)).won:
                 return COMPLETED
             logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
         await self._handoff.forget(completion)

@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claims, Completion, Failure, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport
+from omni_jobs.jobs import Claims, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport, Report
 from omni_jobs.observers import Observers
 from omni_jobs.settings import Settings
 from workers.execution.observers.ledger_observer import LedgerObserver
@@ -56,20 +55,21 @@ class _Wanted(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """The reports and claims that the thread writes together, in this order: claims last, because ends free slots."""
+    """What the thread writes together, in this order: claims last, because ends free slots.
 
-    completions: list[_Ask[Completion, Outcome]] = field(default_factory=list)
+    Snapshots come before the end of their attempt, after which the next one goes on from there.
+    """
+
     snapshots: list[_Ask[NewSnapshot, bool]] = field(default_factory=list)
-    failures: list[_Ask[Failure, Outcome]] = field(default_factory=list)
-    releases: list[_Ask[tuple[int, int], None]] = field(default_factory=list)
+    reports: list[_Ask[Report, Outcome]] = field(default_factory=list)
     claims: list[_Ask[_Wanted, Claims]] = field(default_factory=list)
     progress: dict[int, ProgressReport] = field(default_factory=dict)
     last: bool = False  # the worker retires after it
 
     @property
     def asks(self) -> Sequence[list[_Ask[Any, Any]]]:
-        """All asks: completions, snapshots, failures, releases, claims."""
-        return self.completions, self.snapshots, self.failures, self.releases, self.claims
+        """All asks: snapshots, reports, claims."""
+        return self.snapshots, self.reports, self.claims
 
     @property
     def size(self) -> int:
@@ -187,51 +187,31 @@ class Ledger:
         """
         return await self._ask(self._asked.claims, _Wanted(at_most, of_high, is_idle))
 
-    async def complete(self, completion: Completion) -> Outcome:
-        """Record that an attempt has succeeded, ring for its successors, and return the outcome, perhaps not ``won``.
+    async def report(self, report: Report) -> Outcome:
+        """Record how an attempt has ended, ring for what follows, and return the outcome, perhaps not ``won``.
 
-        Then the attempt was over, its job is to stop, or an artifact of its name is there, which fails the stage run.
-        Payload and artifacts are not recorded, so the caller deletes their objects.
+        Of a completion payload and artifacts are not recorded then, so the caller deletes their objects.
         Raises Fenced, and StageError when the database refuses the report for good.
         """
-        return await self._ask(self._asked.completions, completion)
+        return await self._ask(self._asked.reports, report)
 
-    async def fail(self, failure: Failure) -> Outcome:
-        """Record that an attempt failed, ring for the next, and return the outcome; not ``won``: it was over already.
+    def give_up(self, reports: Sequence[Report]) -> Sequence[asyncio.Future[Outcome]]:
+        """Report how attempts have ended. For any thread, because the event loop may stand still.
 
-        Raises Fenced, and StageError when the database refuses the report for good.
-        """
-        return await self._ask(self._asked.failures, failure)
-
-    async def release(self, stage_run_id: int, attempt: int) -> None:
-        """Hand an unfinished stage run back: SQL cancels it if its job is to stop, else queues it again.
-
-        Raises Fenced and StageError like ``complete``.
-        """
-        await self._ask(self._asked.releases, (stage_run_id, attempt))
-
-    def give_up(
-        self, failures: Sequence[Failure], releases: Sequence[tuple[int, int]]
-    ) -> Sequence[asyncio.Future[Any]]:
-        """Report failures, and attempts to hand back. For any thread, because the event loop may stand still.
-
-        Return a future for each, as ``fail`` and ``release`` would answer, for the loop; none once no report counts.
+        Return a future for each, as ``report`` would answer, for the loop; none once no report counts.
         ``close`` writes them too.
         """
         if self._loop is None or self._fenced is not None:
             return ()
-        future = self._loop.create_future
-        batch = _Batch(
-            failures=[_Ask(failure, future()) for failure in failures],
-            releases=[_Ask(attempt, future()) for attempt in releases],
-        )
-        self._thread.put(batch)
-        return [ask.answer for asks in batch.asks for ask in asks]
+        asks = [_Ask(report, self._loop.create_future()) for report in reports]
+        answers = [ask.answer for ask in asks]
+        self._thread.put(_Batch(reports=asks))
+        return answers
 
     async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
         """Record an attempt's stored snapshot, and return whether it is; False: the attempt is over.
 
-        Raises Fenced and StageError like ``complete``.
+        Raises Fenced and StageError like ``report``.
         """
         return await self._ask(self._asked.snapshots, snapshot)
 
@@ -368,33 +348,30 @@ class Ledger:
 
         Raises DatabaseUnavailable, and Fenced when the worker has no lease.
         """
-        if batch.completions and batch.claims and not (batch.failures or batch.releases):
-            self._write_in_one(batch)
-        self._write_group(batch.completions, self._complete)
-        # Before a failure or release of the same attempt, after which the next one goes on from there.
         self._write_group(batch.snapshots, self._jobs.record_snapshots)
-        self._write_group(batch.failures, self._fail)
-        self._write_group(batch.releases, self._release)
+        if batch.reports and batch.claims:
+            self._write_in_one(batch)
+        self._write_group(batch.reports, self._report)
         self._write_group(batch.claims, self._claim)
         if batch.progress:
             self._jobs.report_progress(list(batch.progress.values()))
             batch.progress = {}
 
     def _write_in_one(self, batch: _Batch) -> None:
-        """Write completions, and the claim that comes in their place, in one transaction, unless that is refused."""
-        completions = [ask.argument for ask in batch.completions]
+        """Write reports, and the claim that comes in their place, in one transaction, unless that is refused."""
+        reports = [ask.argument for ask in batch.reports]
         [claim] = batch.claims
         try:
-            outcomes, claims = self._grant(partial(self._jobs.complete_and_claim, completions), claim.argument)
+            claims = self._grant(claim.argument, reports)
         except DatabaseUnavailable:
             raise
         except Fenced:
-            return  # of the claim; the completions may still be recorded
+            return  # of the claim; the reports may still be recorded
         except Exception:
             logger.exception("a batch of %d failed in the database: in parts once more", batch.size)
             return
-        self._answer(batch.completions, self._note_ends(completions, outcomes))
-        self._answer(batch.claims, [self._note_claims(claims)])
+        self._answer(batch.reports, claims.outcomes)
+        self._answer(batch.claims, [claims])
 
     def _write_group(self, asks: list[_Ask[T, A]], write: Callable[[list[T]], Sequence[A]]) -> None:
         """Write all in one transaction. An error that one of them causes must not fail the others: then one by one."""
@@ -413,45 +390,36 @@ class Ledger:
             logger.exception("%s failed in the database", write.__name__)
             self._answer(asks, [StageError(f"the database refused it: {type(error).__name__}")])
 
-    def _complete(self, completions: list[Completion]) -> Sequence[Outcome]:
-        return self._note_ends(completions, self._jobs.complete(completions))
-
-    def _fail(self, failures: list[Failure]) -> Sequence[Outcome]:
-        return self._note_ends(failures, [self._jobs.fail(failure) for failure in failures])
-
-    def _release(self, attempts: list[tuple[int, int]]) -> Sequence[None]:
-        self._relay.ring(self._jobs.release(attempts, self.worker.worker_id))
-        self._held.difference_update(stage_run_id for stage_run_id, _ in attempts)
-        self._observers.tell(LedgerObserver.released, attempts)
-        return [None] * len(attempts)
+    def _report(self, reports: list[Report]) -> Sequence[Outcome]:
+        return self._note_ends(reports, self._jobs.report(reports))
 
     def _claim(self, asked: list[_Wanted]) -> Sequence[Claims]:
         [wanted] = asked
-        return [self._note_claims(self._grant(self._jobs.claim, wanted))]
+        return [self._grant(wanted)]
 
-    def _grant(self, claim: Callable[..., T], wanted: _Wanted) -> T:
-        """Return what ``Jobs`` answers to this claim, or to one before it whose answer was lost."""
+    def _grant(self, wanted: _Wanted, reports: Sequence[Report] = ()) -> Claims:
+        """Return what ``Jobs`` answers to this claim, or to one before it whose answer was lost; note what it gave."""
         again, self._claims_again = self._claims_again, True  # until its answer is here
-        return claim(
+        claims = self._jobs.claim(
             self.worker.worker_id,
             wanted.at_most,
+            reports=reports,
             of_high=wanted.of_high,
             is_idle=wanted.is_idle,
             held=self._held,
             again=again,
         )
-
-    def _note_claims(self, claims: Claims) -> Claims:
-        """Note the stage runs as held, and return the claims."""
         self._claims_again = False
-        self._held.update(claim.stage_run_id for claim in claims.claims)
+        if reports:
+            self._note_ends(reports, claims.outcomes)
+        self._held.update(claim.stage_run_id for claim in claims.claims)  # one may be what was handed back just now
         self._observers.tell(LedgerObserver.claimed, claims.claims)
         return claims
 
-    def _note_ends(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def _note_ends(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Note the stage runs as held no longer, ring for what follows them, and return the outcomes."""
-        self._held.difference_update(end.stage_run_id for end in ends)
-        self._observers.tell(LedgerObserver.ended, ends, outcomes)
+        self._held.difference_update(report.stage_run_id for report in reports)
+        self._observers.tell(LedgerObserver.ended, reports, outcomes)
         self._relay.ring({queue for outcome in outcomes for queue in outcome.queues})
         return outcomes
 

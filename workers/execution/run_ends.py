@@ -3,10 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
-from omni_jobs.jobs import Claim, Failure, Outcome
+from omni_jobs.jobs import Claim, Failure, Outcome, Release
 from workers.execution.hang_watch import Hang
 from workers.execution.ledger import Ledger
 from workers.execution.observers.run_observer import LOST, RELEASED, RunResult
@@ -42,33 +41,36 @@ class RunEnds:
         # It may have killed the engine. Handed back it would do so in one worker after the other.
         return await self.fail(claim, EngineDead())
 
-    async def hung(self, hang: Hang, claims: Collection[Claim]) -> Sequence[RunResult]:
+    async def hung(self, hang: Hang, claims: Sequence[Claim]) -> Sequence[RunResult]:
         """Record the ends of all claims that an engine that hangs has in it, end the worker, and return the results."""
         logger.critical("%s", hang.reason)
         self._take_no_more()
         answers = await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
         self._on_broken(hang.reason)
-        blamed = [claim for claim in claims if claim.stage_run_id in hang.blamed]
-        others = [claim for claim in claims if claim.stage_run_id not in hang.blamed]
         failed = RunResult("failed", self._hang_error(hang.reason))
-        results = dict.fromkeys((claim.stage_run_id for claim in claims), LOST)
-        for claim, answer in zip([*blamed, *others], answers, strict=False):  # none of a fenced worker's
-            if isinstance(answer, Outcome) and answer.won:
-                results[claim.stage_run_id] = failed
-            elif claim in others and not isinstance(answer, BaseException):
-                results[claim.stage_run_id] = RELEASED
-        return [results[claim.stage_run_id] for claim in claims]
+        results = [failed if claim.stage_run_id in hang.blamed else RELEASED for claim in claims]
+        recorded = [isinstance(answer, Outcome) and answer.won for answer in answers] or [False] * len(claims)
+        return [result if is_recorded else LOST for result, is_recorded in zip(results, recorded, strict=True)]
 
-    def give_up(self, reason: str, claims: Collection[Claim], blamed: Collection[int]) -> Sequence[asyncio.Future[Any]]:
-        """Report the ends of all claims to the ledger, and return its answers to come. For any thread.
+    def give_up(
+        self, reason: str, claims: Sequence[Claim], blamed: Collection[int]
+    ) -> Sequence[asyncio.Future[Outcome]]:
+        """Report the ends of all claims to the ledger, and return its answers to come, if it gives any. For any thread.
 
         The stage runs to blame have failed. The others are handed back, so that nothing is counted against them.
         """
+        attempts = [(claim.stage_run_id, claim.attempt) for claim in claims]
+        failed = [attempt for attempt in attempts if attempt[0] in blamed]
+        logger.warning(
+            "stage runs given up: %s have failed, %s are handed back", failed, sorted({*attempts} - {*failed})
+        )
         error = self._hang_error(reason)
-        failed = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id in blamed]
-        others = [(claim.stage_run_id, claim.attempt) for claim in claims if claim.stage_run_id not in blamed]
-        logger.warning("stage runs given up: %s have failed, %s are handed back", failed, others)
-        return self._ledger.give_up([Failure(*attempt, self._worker_id, error) for attempt in failed], others)
+        return self._ledger.give_up(
+            [
+                Failure(*attempt, self._worker_id, error) if attempt in failed else Release(*attempt, self._worker_id)
+                for attempt in attempts
+            ]
+        )
 
     def _hang_error(self, reason: str) -> EngineDead:
         return EngineDead(reason, stage=self._stage)
@@ -81,30 +83,26 @@ class RunEnds:
         if engine_dead:
             # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()
-        result = LOST
-        try:
-            outcome = await self._ledger.fail(Failure(claim.stage_run_id, claim.attempt, self._worker_id, error))
-            if outcome.won:
-                result = RunResult("failed", error)
-        except Fenced:
-            return result
-        except StageError as refused:
-            # A stage run whose end cannot be recorded stays this worker's as long as the worker lives.
-            self._on_broken(f"the end of stage run {claim.stage_run_id} cannot be recorded: {refused}")
+        failure = Failure(claim.stage_run_id, claim.attempt, self._worker_id, error)
+        result = await self._record(failure, RunResult("failed", error))
         if engine_dead:
             self._on_broken("the engine is gone")
         return result
 
     async def hand_back(self, claim: Claim) -> RunResult:
         """Queue a stage run again, or end it if its job is to stop, and return the result. Nothing is counted."""
+        return await self._record(Release(claim.stage_run_id, claim.attempt, self._worker_id), RELEASED)
+
+    async def _record(self, report: Failure | Release, result: RunResult) -> RunResult:
+        """Report an end, and return the result, LOST if nothing is recorded."""
         try:
-            await self._ledger.release(claim.stage_run_id, claim.attempt)
+            return result if (await self._ledger.report(report)).won else LOST
         except Fenced:
             return LOST
         except StageError as refused:
-            self._on_broken(f"stage run {claim.stage_run_id} cannot be handed back: {refused}")
+            # A stage run whose end cannot be recorded stays this worker's as long as the worker lives.
+            self._on_broken(f"the end of stage run {report.stage_run_id} cannot be recorded: {refused}")
             return LOST
-        return RELEASED
 
     def _as_error(self, claim: Claim, exception: BaseException) -> OmniJobsError:
         """Return the error to record for an exception that ended a stage run.

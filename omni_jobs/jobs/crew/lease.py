@@ -23,9 +23,9 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs.life.complete import fail, release
+from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.order.pause import is_paused
-from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Renewal, SlotHolder
+from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import WorkerView
@@ -151,10 +151,8 @@ def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> s
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
     held = sorted(tx.execute(attempts).tuples())
-    if fenced is not None:
-        failures = [Failure(stage_run_id, attempt, worker_id, fenced) for stage_run_id, attempt in held]
-        return _queues(fail(tx, failures))
-    return _queues(release(tx, held, worker_id))
+    ends = [Release(*each, worker_id) if fenced is None else Failure(*each, worker_id, fenced) for each in held]
+    return _queues(report(tx, ends))
 
 
 def forgive(tx: Connection, worker_id: str) -> None:
@@ -217,14 +215,14 @@ def free_lost(tx: Connection) -> tuple[int, set[str]]:
     return len(outcomes), _queues(outcomes)
 
 
-def _free(tx: Connection, condition: ColumnElement[bool], limit: int | None = None) -> list[Outcome]:
+def _free(tx: Connection, condition: ColumnElement[bool], limit: int | None = None) -> Sequence[Outcome]:
     """Fail the running stage runs that match with ``worker_lost``, and return the outcomes."""
     running = select(StageRunRow.id, StageRunRow.attempt, StageRunRow.owner).where(_IS_RUNNING, condition)
     failures = [
         Failure(row.id, row.attempt, row.owner, WorkerLost(f"worker {row.owner} was lost while it ran this"))
         for row in sorted(tx.execute(running.limit(limit)).all(), key=lambda row: row.id)
     ]
-    return fail(tx, failures) if failures else []
+    return report(tx, failures)
 
 
 def _queues(outcomes: Sequence[Outcome]) -> set[str]:

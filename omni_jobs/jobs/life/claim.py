@@ -111,7 +111,6 @@ def _claim(
         seed=seed,
         upstream={earlier: payload_of[job_id, earlier] for earlier in upstream},
         has_successors=bool(has_successors),
-        failures=failures,
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
         is_high=bool(is_high),
         snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),

@@ -87,7 +87,7 @@ class JobTransition:
         self._let_in: set[str] = set()  # the queues of jobs that were let in
         self._read_runs(runs)
         self._succeeded_runs: list[Run] = []
-        self._delayed: set[int] = set()
+        self._requeued_at_once: list[Run] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
         # Rows for the statements of the same names.
         self._succeeded: Rows = []
@@ -208,8 +208,8 @@ class JobTransition:
         reason = "retry_backoff" if delay_s else None
         apart = "" if is_last_chance(run.failures, run.retries) else None
         self._requeued.append((run.id, run.attempt, _failures_json(run), due, apart, reason))
-        if delay_s:
-            self._delayed.add(run.id)
+        if not delay_s:
+            self._requeued_at_once.append(run)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
@@ -347,8 +347,8 @@ class JobTransition:
         return [run for run in unneeded if run.id not in just_made]
 
     def queues(self, runs: Iterable[Run]) -> set[str]:
-        """Return the queues to ring after ``write``: of ``runs`` that are queued and due now, and of jobs let in."""
-        due = {run.queue for run in runs if run.state == StageRunState.QUEUED and run.id not in self._delayed}
+        """Return the queues to ring after ``write``: of queued ``runs``, of what was queued again, of jobs let in."""
+        due = {run.queue for run in (*runs, *self._requeued_at_once) if run.state == StageRunState.QUEUED}
         return due | self._let_in
 
 

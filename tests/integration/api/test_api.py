@@ -22,6 +22,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectRef, artifact_key, job_prefix
 from omni_jobs.views import EventView, JobView
 from tests.integration.api_server import ApiServer, checked_error, serve
+from tests.integration.job_steps import fail
 from tests.oracles import samples
 
 ROOT = Path(__file__).parents[3]
@@ -132,7 +133,7 @@ def test_progress_failure_and_errors_show(api: ApiServer) -> None:
         "picture": "data:,",
         "resumed_at": None,
     }
-    jobs.fail(Failure(claim.stage_run_id, 1, "w", ModelError("坏了", stage="first", field="x")))
+    fail(jobs, Failure(claim.stage_run_id, 1, "w", ModelError("坏了", stage="first", field="x")))
     failed = api.http.get(f"/v1/jobs/{job.id}").json()
     assert failed["status"] == "failed"
     assert failed["stages"][0]["progress"]["picture"] is None  # of no use any more
@@ -217,7 +218,7 @@ def made(api: ApiServer, sound: bytes, media_type: str = "audio/wav") -> str:
         if stage == "second":
             ref = api.services.store.put(artifact_key(job.id, "second", 1, "audio.wav"), [sound], media_type=media_type)
             artifacts = [StoredArtifact("audio.wav", media_type, ref)]
-        [outcome] = api.services.jobs.complete(
+        [outcome] = api.services.jobs.report(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]
         )
         assert set(outcome.queues) == ({"echo.second"} if stage == "first" else set())
@@ -584,6 +585,6 @@ def test_a_client_that_goes_away_harms_nobody(api: ApiServer) -> None:
 def test_out_of_memory_shows_as_retrying(api: ApiServer) -> None:
     job = submitted(api)
     claim = claimed(api)
-    api.services.jobs.fail(Failure(claim.stage_run_id, 1, "w", OutOfMemory(stage="first")))
+    fail(api.services.jobs, Failure(claim.stage_run_id, 1, "w", OutOfMemory(stage="first")))
     stage = api.http.get(f"/v1/jobs/{job.id}").json()["stages"][0]
     assert (stage["status"], stage["reason"], stage["errors"][0]["retryable"]) == ("queued", "retry_backoff", True)

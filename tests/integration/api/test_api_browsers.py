@@ -256,7 +256,7 @@ def drawn(api: ApiServer, **files: tuple[str, bytes]) -> str:
     made = Completion(
         claim.stage_run_id, claim.attempt, "w", inline_payload=b"x", payload_bytes=1, artifacts=artifacts, result={}
     )
-    assert jobs.complete([made])[0].won
+    assert jobs.report([made])[0].won
     return job_id
 
 

@@ -23,7 +23,11 @@ from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import Counts, EventView, JobView
 from tests.integration.api_server import ApiServer, serve
-from tests.integration.job_steps import pass_time
+from tests.integration.job_steps import (
+    fail,
+    pass_time,
+    release,
+)
 
 ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
@@ -72,7 +76,7 @@ def claimed(api: ApiServer, job_id: str) -> Claim:
     new = NewWorker(worker, worker, echo.stage_id(stage.name), "host", 1, 5, echo.version)
     jobs.register_worker(new, 60.0)
     claims = jobs.claim(worker, 100).claims
-    jobs.release([(claim.stage_run_id, claim.attempt) for claim in claims if claim.job_id != job_id], worker)
+    release(jobs, [(claim.stage_run_id, claim.attempt) for claim in claims if claim.job_id != job_id], worker)
     [claim] = [claim for claim in claims if claim.job_id == job_id]
     return claim
 
@@ -89,14 +93,14 @@ def completed(api: ApiServer, job_id: str) -> JobView:
             claim.stage_run_id, claim.attempt, f"w-{claim.stage}", inline_payload=b"x", payload_bytes=1,
             artifacts=artifacts, result={"text": claim.stage},
         )  # fmt: skip
-        assert api.services.jobs.complete([done])[0].won
+        assert api.services.jobs.report([done])[0].won
     return view
 
 
 def failed(api: ApiServer, job_id: str) -> JobView:
     claim = claimed(api, job_id)
     error = ModelError("the prompt broke it", stage=claim.stage)
-    api.services.jobs.fail(Failure(claim.stage_run_id, claim.attempt, f"w-{claim.stage}", error))
+    fail(api.services.jobs, Failure(claim.stage_run_id, claim.attempt, f"w-{claim.stage}", error))
     return api.services.jobs.get(job_id)
 
 

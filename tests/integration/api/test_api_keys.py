@@ -22,6 +22,7 @@ from omni_jobs.tenants.key_store import ApiKeys, NewApiKey
 from omni_jobs.tenants.lookups import KEPT_S
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
+from tests.integration.job_steps import release
 
 ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
@@ -69,13 +70,13 @@ def completed(api: ApiServer, job_id: str) -> None:
     jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
     claims = jobs.claim("w", 5).claims
     [claim] = [each for each in claims if each.job_id == job_id]
-    jobs.release([(each.stage_run_id, each.attempt) for each in claims if each is not claim], "w")
+    release(jobs, [(each.stage_run_id, each.attempt) for each in claims if each is not claim], "w")
     ref = api.services.store.put(artifact_key(job_id, "first", 1, "audio.wav"), [b"RIFF"])
     made = Completion(
         claim.stage_run_id, claim.attempt, "w", inline_payload=b"x", payload_bytes=1,
         artifacts=[StoredArtifact("audio.wav", "audio/wav", ref)], result={"text": "secret"},
     )  # fmt: skip
-    assert jobs.complete([made])[0].won
+    assert jobs.report([made])[0].won
     jobs.cancel(job_id)
 
 

@@ -60,7 +60,7 @@ def test_the_newest_preview_is_a_file_until_the_job_is_completed(valkey_server: 
             made = Completion(
                 claim.stage_run_id, claim.attempt, stage, inline_payload=b"x", payload_bytes=1, result={"text": "done"}
             )
-            assert jobs.complete([made])[0].won
+            assert jobs.report([made])[0].won
         waiting.join(20)
     assert not waiting.is_alive()
     [result] = results

@@ -23,7 +23,11 @@ from omni_jobs.database.tables import Base
 from omni_jobs.jobs import Jobs
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
-from tests.integration.job_steps import complete_all, register
+from tests.integration.job_steps import (
+    complete_all,
+    register,
+    release,
+)
 
 ANY_SCRIPT = "漢字 العربية 😀 '\"\\"
 DONE, WAITING, HELD, FAILED = (f"job-{number:032x}" for number in range(1, 5))
@@ -200,7 +204,7 @@ def the_jobs_go_on(jobs: Jobs) -> None:
     rescued = jobs.rescue()  # what its worker left
     assert (rescued.freed, set(rescued.queues)) == (1, {"echo.first"})
     assert [each.job_id for each in jobs.claim("first", 1).claims] == [WAITING], "the oldest first"
-    jobs.release([(3, 1)], "first")
+    release(jobs, [(3, 1)], "first")
     complete_all_stages(jobs)
     assert [jobs.get(job_id).status for job_id in (WAITING, HELD)] == [JobState.COMPLETED] * 2
     assert jobs.get(HELD).stages[0].attempt == 2

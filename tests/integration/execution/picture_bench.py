@@ -47,12 +47,11 @@ class RecordingLedger:
         granted, self.waiting = self.waiting[:at_most], self.waiting[at_most:]
         return Claims(granted)
 
-    async def complete(self, completion: Completion) -> Outcome:
-        self.completions.append(completion)
-        return Outcome(won=True)
-
-    async def fail(self, failure: Failure) -> Outcome:
-        self.errors.append(failure.error)
+    async def report(self, report: Completion | Failure) -> Outcome:
+        if isinstance(report, Completion):
+            self.completions.append(report)
+        else:
+            self.errors.append(report.error)
         return Outcome(won=True)
 
     async def record_snapshot(self, snapshot: NewSnapshot) -> bool:
@@ -112,7 +111,6 @@ class Bench:
             seed=3,
             upstream={self.earlier: upstream, **others},
             has_successors=self.stage.name == "denoise",
-            failures={},
             alone=False,
             snapshot=snapshot,
         )

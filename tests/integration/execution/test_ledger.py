@@ -32,7 +32,9 @@ from omni_jobs.jobs import (
     NewWorker,
     Outcome,
     ProgressReport,
+    Release,
     Renewal,
+    Report,
     SlotHolder,
     new_job_id,
 )
@@ -40,6 +42,7 @@ from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, snapshot_key
+from tests.integration.job_steps import failures
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 from workers.execution.observers.ledger_observer import LedgerObserver
@@ -67,19 +70,6 @@ class FlakyJobs(Jobs):
         if self.away:
             raise DatabaseUnavailable
 
-    def complete_and_claim(
-        self, completions: Sequence[Completion], worker_id: str, at_most: int, **options: Any
-    ) -> tuple[list[Outcome], Claims]:
-        if any(completion.stage_run_id == self.refuses for completion in completions):
-            raise ValueError("not for this database")
-        self._reach()
-        self.shared += 1
-        if self.outages % 2:
-            self._pass()
-        found = super().complete_and_claim(completions, worker_id, at_most, **options)
-        self._pass()
-        return found
-
     def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
         if self.bug == "renew":
             raise RuntimeError("a bug")
@@ -96,20 +86,25 @@ class FlakyJobs(Jobs):
             raise RuntimeError("a bug")
         return super().unwanted(worker_id)
 
-    def claim(self, worker_id: str, at_most: int, **options: Any) -> Claims:
+    def claim(self, worker_id: str, at_most: int, *, reports: Sequence[Report] = (), **options: Any) -> Claims:
+        self._check(reports)
         self._reach()
+        self.shared += bool(reports)
         if self.outages % 2:
             self._pass()
-        found = super().claim(worker_id, at_most, **options)
+        found = super().claim(worker_id, at_most, reports=reports, **options)
         self._pass()
         return found
 
-    def complete(self, completions: Sequence[Completion]) -> list[Outcome]:
-        if any(completion.stage_run_id == self.refuses for completion in completions):
-            raise ValueError("not for this database")
-        found = super().complete(completions)
+    def report(self, reports: Sequence[Report]) -> Sequence[Outcome]:
+        self._check(reports)
+        found = super().report(reports)
         self._pass()
         return found
+
+    def _check(self, reports: Sequence[Report]) -> None:
+        if any(isinstance(each, Completion) and each.stage_run_id == self.refuses for each in reports):
+            raise ValueError("not for this database")
 
 
 class Heard(LedgerObserver):
@@ -121,11 +116,8 @@ class Heard(LedgerObserver):
     def claimed(self, claims: Sequence[Claim]) -> None:
         self._note("claimed", [claim.stage_run_id for claim in claims])
 
-    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
-        self._note("ended", [end.stage_run_id for end in ends], [outcome.won for outcome in outcomes])
-
-    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
-        self._note("released", attempts)
+    def ended(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> None:
+        self._note("ended", [report.stage_run_id for report in reports], [outcome.won for outcome in outcomes])
 
     def _note(self, *told: Any) -> None:
         self.told.append(told)
@@ -198,6 +190,9 @@ class Bench:
         self.submit(count)
         return await self.claim(count)
 
+    async def hand_back(self, claim: Claim) -> Outcome:
+        return await self.ledger.report(Release(claim.stage_run_id, claim.attempt, self.worker.worker_id))
+
     def done(self, claim: Claim) -> Completion:
         return Completion(claim.stage_run_id, claim.attempt, self.worker.worker_id, result={"text": "x"})
 
@@ -221,11 +216,10 @@ async def test_completions_and_the_claim_in_their_place_share_a_transaction(benc
     ids = bench.submit(60)
     claims = await bench.claim(30)
     assert [claim.job_id for claim in claims] == ids[:30]
-    more, *outcomes = await asyncio.gather(
-        bench.claim(30), *(bench.ledger.complete(bench.done(each)) for each in claims)
-    )
+    more, *outcomes = await asyncio.gather(bench.claim(30), *(bench.ledger.report(bench.done(each)) for each in claims))
     assert [claim.job_id for claim in more] == ids[30:]
-    assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
+    assert all(outcome.won for outcome in outcomes)
+    assert {bench.jobs.get(job_id).status for job_id in ids[:30]} == {JobState.COMPLETED}
     assert (bench.jobs.shared, bench.jobs.transactions) == (1, 2)
 
 
@@ -233,15 +227,16 @@ async def test_snapshots_of_the_attempts_that_run_are_recorded(bench: Bench) -> 
     """Those that come together in one transaction, with an end of one of them."""
     one, two = await bench.claim_new(2)
     before = bench.jobs.transactions
-    recorded, again, outcome, late = await asyncio.gather(
+    recorded, again, outcome, useless = await asyncio.gather(
         bench.ledger.record_snapshot(snapshot(bench, one, 1)),
         bench.ledger.record_snapshot(snapshot(bench, one, 2)),
-        bench.ledger.complete(bench.done(two)),
+        bench.ledger.report(bench.done(two)),
         bench.ledger.record_snapshot(snapshot(bench, two, 1)),
     )
-    assert (recorded, again, outcome.won, late) == (True, True, True, False)
+    assert (recorded, again, outcome.won, useless) == (True, True, True, True)
     assert bench.jobs.transactions == before + 1  # of the completion; snapshots are counted by nobody
-    await bench.ledger.release(one.stage_run_id, one.attempt)
+    assert [each.what for each in bench.jobs.garbage()] == [snapshot(bench, two, 1).ref.key], "its end lets go of it"
+    await bench.hand_back(one)
     [next_one] = await bench.claim()
     assert next_one.snapshot is not None
     assert (next_one.snapshot.attempt, next_one.snapshot.steps_done) == (1, 2)
@@ -251,7 +246,7 @@ async def test_snapshots_of_the_attempts_that_run_are_recorded(bench: Bench) -> 
 async def test_a_snapshot_comes_before_the_end_after_which_the_next_attempt_wants_it(bench: Bench, end: str) -> None:
     [one] = await bench.claim_new(1)
     failure = Failure(one.stage_run_id, 1, bench.worker.worker_id, Fenced())
-    ended = bench.ledger.fail(failure) if end == "fail" else bench.ledger.release(one.stage_run_id, 1)
+    ended = bench.ledger.report(failure) if end == "fail" else bench.hand_back(one)
     _, recorded = await asyncio.gather(ended, bench.ledger.record_snapshot(snapshot(bench, one, 1)))
     assert recorded
     [again] = await bench.claim()
@@ -284,7 +279,7 @@ async def test_stage_runs_that_were_granted_in_a_lost_answer_are_returned_and_no
     assert worker.running == 5, "the repeated call has claimed nothing more"
     assert [claim.job_id for claim in await bench.claim(8, is_idle=False)] == ids[5:]
     for claim in (*held, *claims.claims):
-        assert (await bench.ledger.complete(bench.done(claim))).won
+        assert (await bench.ledger.report(bench.done(claim))).won
 
 
 async def test_a_claim_that_did_not_get_through_is_made_again(bench: Bench) -> None:
@@ -318,7 +313,7 @@ async def test_what_ended_is_recorded_though_the_claim_in_its_place_finds_no_lea
     with database.begin() as transaction:
         transaction.execute(delete(WorkerRow))
     outcome, claims = await asyncio.gather(
-        bench.ledger.complete(bench.done(claim)), bench.ledger.claim(8, is_idle=True), return_exceptions=True
+        bench.ledger.report(bench.done(claim)), bench.ledger.claim(8, is_idle=True), return_exceptions=True
     )
     assert isinstance(outcome, Outcome)
     assert outcome.won
@@ -332,7 +327,7 @@ async def test_nothing_is_lost_while_the_database_is_away(bench: Bench) -> None:
     [claim] = await bench.claim_new()
     assert claim.attempt == 1
     bench.jobs.outages = 2  # the completion is committed, its answer lost
-    assert (await bench.ledger.complete(bench.done(claim))).won
+    assert (await bench.ledger.report(bench.done(claim))).won
 
 
 async def test_an_outage_that_outlasts_the_lease_takes_nothing_from_a_worker(database: Database) -> None:
@@ -343,7 +338,7 @@ async def test_an_outage_that_outlasts_the_lease_takes_nothing_from_a_worker(dat
         ended, running = await bench.claim_new(2)
         bench.submit()
         bench.jobs.away = True
-        waiting = asyncio.gather(bench.ledger.complete(bench.done(ended)), bench.ledger.claim(8, is_idle=False))
+        waiting = asyncio.gather(bench.ledger.report(bench.done(ended)), bench.ledger.claim(8, is_idle=False))
         await until(lambda: bench.ledger._pause_s)
         with database.begin() as tx:
             tx.execute(update(WorkerRow).values(lease_until=0))
@@ -352,7 +347,7 @@ async def test_an_outage_that_outlasts_the_lease_takes_nothing_from_a_worker(dat
             outcome, claims = await waiting
         assert outcome.won
         assert len(claims.claims) == 1
-        assert (await bench.ledger.complete(bench.done(running))).won
+        assert (await bench.ledger.report(bench.done(running))).won
         assert bench.fenced == []
         assert bench.jobs.rescue().freed == 0
     finally:
@@ -365,7 +360,7 @@ async def test_nothing_is_claimed_and_no_end_counts_while_the_file_is_away(bench
     bench.submit()
     for name in ("", "-wal", "-shm"):
         (tmp_path / f"omni-jobs.sqlite{name}").rename(tmp_path / f"elsewhere{name}")
-    waiting = asyncio.gather(bench.ledger.complete(bench.done(running)), bench.ledger.claim(8, is_idle=False))
+    waiting = asyncio.gather(bench.ledger.report(bench.done(running)), bench.ledger.claim(8, is_idle=False))
     await until(lambda: bench.ledger._pause_s)
     assert not waiting.done()
     for name in ("", "-wal", "-shm"):
@@ -380,12 +375,13 @@ async def test_one_bad_completion_does_not_fail_its_neighbours(bench: Bench) -> 
     claims = await bench.claim_new(3)
     bench.jobs.refuses = claims[1].stage_run_id
     results = await asyncio.gather(
-        *(bench.ledger.complete(bench.done(claim)) for claim in claims), return_exceptions=True
+        *(bench.ledger.report(bench.done(claim)) for claim in claims), return_exceptions=True
     )
     assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
     assert isinstance(results[1], StageError)
     failure = Failure(claims[1].stage_run_id, 1, bench.worker.worker_id, ModelError("no", stage="first"))
-    assert (await bench.ledger.fail(failure)).job_state is JobState.FAILED
+    assert (await bench.ledger.report(failure)).won
+    assert bench.jobs.get(claims[1].job_id).status is JobState.FAILED
 
 
 async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> None:
@@ -393,7 +389,7 @@ async def test_the_heartbeat_names_what_is_no_longer_wanted(bench: Bench) -> Non
     bench.jobs.cancel(claim.job_id)
     await until(lambda: bench.unwanted)
     assert set(bench.unwanted) == {claim.stage_run_id}
-    await bench.ledger.release(claim.stage_run_id, claim.attempt)
+    await bench.hand_back(claim)
     assert bench.jobs.get(claim.job_id).status is JobState.CANCELLED
 
 
@@ -421,7 +417,7 @@ async def test_fenced_is_final(bench: Bench) -> None:
         transaction.execute(delete(WorkerRow))
     await until(lambda: bench.fenced)
     with pytest.raises(Fenced):
-        await bench.ledger.complete(bench.done(claim))
+        await bench.ledger.report(bench.done(claim))
     await until(lambda: bench.jobs.get(claim.job_id).stages[0].status is StageRunState.QUEUED)
     assert [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"]
 
@@ -469,7 +465,7 @@ async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(datab
         bench.ledger.report_progress(ProgressReport(running.stage_run_id, 1, 1, None, "tokens"))
     await until(lambda: bench.fenced)
     assert "RuntimeError: a bug" in str(bench.fenced[0])
-    for asked in (bench.ledger.complete(bench.done(waiting)), bench.ledger.claim(8, is_idle=False)):
+    for asked in (bench.ledger.report(bench.done(waiting)), bench.ledger.claim(8, is_idle=False)):
         with pytest.raises(Fenced, match="ledger broke"):
             async with asyncio.timeout(30):
                 await asked
@@ -481,7 +477,7 @@ async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(datab
 async def test_what_waits_when_the_thread_breaks_is_told(bench: Bench) -> None:
     [claim] = await bench.claim_new()
     bench.jobs.outages = 10**6
-    waiting = asyncio.create_task(bench.ledger.complete(bench.done(claim)))
+    waiting = asyncio.create_task(bench.ledger.report(bench.done(claim)))
     await until(lambda: bench.jobs.outages < 10**6)
     bench.jobs.bug = "renew"
     with pytest.raises(Fenced, match="ledger broke"):
@@ -497,10 +493,10 @@ async def test_a_batch_is_told_again_until_its_answer_is_heard(bench: Bench) -> 
         shared = bench.jobs.shared
         ended, wanted = claims, ids[20 * round_ : 20 * (round_ + 1)]
         bench.jobs.outages = outages
-        completing = [bench.ledger.complete(bench.done(claim)) for claim in ended]
+        completing = [bench.ledger.report(bench.done(claim)) for claim in ended]
         async with asyncio.timeout(60):
             claims, *outcomes = await asyncio.gather(bench.claim(20, is_idle=False), *completing)
-        assert all(outcome.won and outcome.job_state is JobState.COMPLETED for outcome in outcomes)
+        assert all(outcome.won for outcome in outcomes)
         assert [(claim.job_id, claim.attempt) for claim in claims] == [(job_id, 1) for job_id in wanted]
         assert bench.jobs.outages == 0
         assert bench.jobs.shared > shared + 1
@@ -511,7 +507,7 @@ async def test_one_bad_completion_does_not_fail_the_batch(bench: Bench) -> None:
     claims = await bench.claim_new(3)
     bench.jobs.refuses = claims[1].stage_run_id
     bench.submit(2)
-    completing = [asyncio.create_task(bench.ledger.complete(bench.done(claim))) for claim in claims]
+    completing = [asyncio.create_task(bench.ledger.report(bench.done(claim))) for claim in claims]
     claiming = asyncio.create_task(bench.claim(2, is_idle=False))
     results = await asyncio.gather(*completing, return_exceptions=True)
     assert [isinstance(result, Outcome) and result.won for result in results] == [True, False, True]
@@ -777,7 +773,7 @@ async def test_a_worker_that_lives_takes_back_what_was_counted_as_its_loss(bench
     await until(lambda: bench.fenced)
     await until(lambda: [error.code for error in bench.jobs.get(claim.job_id).stages[0].errors] == ["fenced"])
     [again] = bench.jobs.claim(other.worker.worker_id, 8).claims
-    assert again.failures == {"worker_lost": 0, "fenced": 1}
+    assert failures(other.jobs, again) == {"worker_lost": 0, "fenced": 1}
 
 
 @pytest.mark.parametrize("rescued", [True, False], ids=["after the rescuer", "before the rescuer"])
@@ -848,7 +844,7 @@ async def test_a_worker_that_starts_knows_of_a_pause_before_it_may_claim(databas
 
 async def test_a_worker_tells_how_long_its_stage_runs_take(bench: Bench) -> None:
     [claimed] = await bench.claim_new()
-    await bench.ledger.complete(bench.done(claimed))
+    await bench.ledger.report(bench.done(claimed))
 
     def told() -> object:
         with bench.database.begin() as tx:
@@ -862,15 +858,12 @@ async def test_observers_hear_what_is_recorded_in_batches(bench: Bench) -> None:
     claims = await bench.claim_new(3)
     done, bad, back = (claim.stage_run_id for claim in claims)
     failure = Failure(bad, 1, bench.worker.worker_id, ModelError("no", stage="first"))
-    await asyncio.gather(
-        bench.ledger.complete(bench.done(claims[0])), bench.ledger.fail(failure), bench.ledger.release(back, 1)
-    )
-    assert not (await bench.ledger.complete(replace(bench.done(claims[0]), attempt=9))).won
-    await until(lambda: len(bench.heard.told) == 5)
+    ends = (bench.ledger.report(bench.done(claims[0])), bench.ledger.report(failure), bench.hand_back(claims[2]))
+    await asyncio.gather(*ends)
+    assert not (await bench.ledger.report(replace(bench.done(claims[0]), attempt=9))).won
+    await until(lambda: len(bench.heard.told) == 3)
     assert bench.heard.told == [
         ("claimed", [done, bad, back]),
-        ("ended", [done], [True]),
-        ("ended", [bad], [True]),
-        ("released", [(back, 1)]),
+        ("ended", [done, bad, back], [True, True, True]),
         ("ended", [done], [False]),
     ]

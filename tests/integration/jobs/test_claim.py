@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from omni_jobs.database.database import Database
 from omni_jobs.database.statement import Statement, Statements
 from omni_jobs.errors import Fenced, ModelError, OutOfMemory
-from omni_jobs.jobs import Claim, Claims, Jobs
+from omni_jobs.jobs import Claim, Claims, Jobs, Release
 from omni_jobs.jobs.life import claim as claim_module
 from omni_jobs.jobs.life import transition
 from omni_jobs.jobs.life.transition import JobTransition
@@ -22,11 +22,13 @@ from tests.integration.job_steps import (
     ForgetfulDatabase,
     claim,
     done,
+    fail,
     failed,
     new_job,
     pass_time,
     register,
     register_each,
+    release,
     stages,
 )
 
@@ -76,7 +78,7 @@ def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
     ]
     assert {jobs.get(job.job_id).status for job in wanted} == {JobState.IN_PROGRESS}
     assert all(jobs.get(each.job_id).stages[0].worker == "a" for each in claims)
-    outcomes = jobs.complete([done(each, "a", inline_payload=bytes([n])) for n, each in enumerate(claims)])
+    outcomes = jobs.report([done(each, "a", inline_payload=bytes([n])) for n, each in enumerate(claims)])
     assert {queue for outcome in outcomes for queue in outcome.queues} == {"echo.b", "echo.c"}
     for stage in "bc":
         assert [(each.stage, each.job_id, each.upstream) for each in claim_all(stage)] == [
@@ -90,7 +92,7 @@ def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
     jobs.submit(new_job(request={"a": 1}, media=media))
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
-    assert (claimed.stage, claimed.attempt, claimed.has_successors, claimed.failures) == ("first", 1, True, {})
+    assert (claimed.stage, claimed.attempt, claimed.has_successors) == ("first", 1, True)
     assert claimed.request == {"a": 1}
     assert claimed.media == media
     assert claimed.upstream == {}
@@ -140,7 +142,7 @@ def test_what_is_not_due_keeps_its_turn_and_holds_up_nobody(jobs: Jobs, database
     ids = submit(jobs, 3)
     register(jobs, "w", lease_s=10_000)
     (claimed,) = claim(jobs, "w", 1)
-    jobs.fail(failed(claimed, "w", OutOfMemory()))
+    fail(jobs, failed(claimed, "w", OutOfMemory()))
     assert job_ids(claim(jobs, "w", 1)) == ids[1:2]
     pass_time(database, 100)
     assert job_ids(claim(jobs, "w", 1)) == ids[:1]
@@ -182,8 +184,8 @@ def test_a_claim_waits_for_no_lock(jobs: Jobs, database: Database) -> None:
         assert job_ids(claims) == ids[2:]
     assert [jobs.get(job_id).status for job_id in ids[2:]] == [JobState.QUEUED, JobState.IN_PROGRESS]
     assert job_ids(jobs.claim("w", 100)) == ids[:2]
-    outcomes = jobs.complete([done(each, "w") for each in claims.claims])
-    assert [outcome.job_state for outcome in outcomes] == [JobState.COMPLETED] * 2
+    jobs.report([done(each, "w") for each in claims.claims])
+    assert [jobs.get(job_id).status for job_id in ids[2:]] == [JobState.COMPLETED] * 2
 
 
 def _named(ids: Sequence[str]) -> dict[str, str]:
@@ -204,9 +206,9 @@ def test_a_cancel_whose_stage_run_is_claimed_meanwhile_ends_well(jobs: Jobs, dat
     assert stages(jobs, job_id) == {"first": "running", "second": "cancelled"}
     assert jobs.renew("w", 60).unwanted == [claimed.stage_run_id]
     if ending == "complete":
-        assert not jobs.complete([done(claimed, "w")])[0].won
+        assert not jobs.report([done(claimed, "w")])[0].won
     else:
-        assert jobs.release([(claimed.stage_run_id, 1)], "w") == set()
+        assert release(jobs, [(claimed.stage_run_id, 1)], "w") == set()
     assert jobs.get(job_id).status == JobState.CANCELLED
     assert stages(jobs, job_id) == {"first": "cancelled", "second": "cancelled"}
 
@@ -223,7 +225,7 @@ def test_a_failing_job_stops_what_was_claimed_meanwhile(jobs: Jobs, database: Da
         transition.write()
     assert jobs.get(job_id).status == JobState.FAILED
     assert jobs.unwanted("b") == [b.stage_run_id]
-    assert not jobs.complete([done(b, "b")])[0].won
+    assert not jobs.report([done(b, "b")])[0].won
     assert stages(jobs, job_id) == {"a": "failed", "b": "cancelled"}
 
 
@@ -334,11 +336,21 @@ def test_again_gives_what_the_worker_does_not_know_it_holds(jobs: Jobs) -> None:
     assert again.more
     held = [each.stage_run_id for each in lost.claims]
     assert job_ids(jobs.claim("w", 1, held=held, again=True)) == ids[2:3], "nothing was lost: a claim like any"
-    outcomes, claims = jobs.complete_and_claim(
-        [done(each, "w") for each in lost.claims], "w", 100, held=held, again=True
-    )
-    assert all(outcome.won for outcome in outcomes)
+    reports = [done(each, "w") for each in lost.claims]
+    claims = jobs.claim("w", 100, reports=reports, held=held, again=True)
+    assert [outcome.won for outcome in claims.outcomes] == [True, True]
     assert job_ids(claims) == ids[2:3], "no others before the worker has this"
+
+
+def test_what_is_handed_back_and_claimed_anew_is_not_lost_with_the_answer(jobs_or_forgetful: Jobs) -> None:
+    jobs = jobs_or_forgetful
+    register(jobs, "w")
+    [job_id] = submit(jobs)
+    [claimed] = claim(jobs, "w")
+    held = [claimed.stage_run_id]
+    again = jobs.claim("w", 1, reports=[Release(claimed.stage_run_id, 1, "w")], held=held)
+    assert [(each.job_id, each.attempt) for each in again.claims] == [(job_id, 2)]
+    assert jobs.report([done(again.claims[0], "w")])[0].won
 
 
 def test_a_suspect_whose_claim_was_lost_comes_alone_again(database_url: str) -> None:

@@ -15,7 +15,13 @@ from omni_jobs.jobs import Claim, Jobs
 from omni_jobs.jobs.order.turns import LOW_PACES
 from omni_jobs.priority import Priority
 from omni_jobs.tenants.tenant_store import Tenants
-from tests.integration.job_steps import claim, done, new_job, register
+from tests.integration.job_steps import (
+    claim,
+    done,
+    new_job,
+    register,
+    release,
+)
 
 ONE: dict[str, list[str]] = {"first": []}
 CLAIMS: Final = 200
@@ -53,14 +59,14 @@ class Line:
             if tenant == keeps:
                 self.kept.append(claimed)
             else:
-                self.jobs.complete([done(claimed, "w")])
+                self.jobs.report([done(claimed, "w")])
         return taken
 
     def end_kept(self) -> None:
         """Cancel what the cheater has running, all at once."""
         for claimed in self.kept:
             self.jobs.cancel(claimed.job_id)
-        self.jobs.release([(claimed.stage_run_id, claimed.attempt) for claimed in self.kept], "w")
+        release(self.jobs, [(claimed.stage_run_id, claimed.attempt) for claimed in self.kept], "w")
         self.kept.clear()
 
     def check(self, name: str, taken: Counter[str], weight: float) -> None:

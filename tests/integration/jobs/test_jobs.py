@@ -31,6 +31,7 @@ from omni_jobs.jobs import (
     Failure,
     Jobs,
     NewWorker,
+    Outcome,
     ProgressReport,
     RescueResult,
     StoredArtifact,
@@ -48,11 +49,14 @@ from tests.integration.job_steps import (
     complete_all,
     complete_each,
     done,
+    fail,
     failed,
+    failures,
     new_job,
     pass_time,
     register,
     register_each,
+    release,
     stages,
 )
 from tests.services.postgres import until_one_waits_for_a_lock
@@ -221,17 +225,16 @@ def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> No
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
     made = {"inline_payload": b"abc", "payload_bytes": 3, "result": {"a": 1, "b": 1}}
-    (outcome,) = jobs.complete([done(claimed, "first", **made)])
+    (outcome,) = jobs.report([done(claimed, "first", **made)])
     assert outcome.won
-    assert outcome.job_state == JobState.IN_PROGRESS
+    assert jobs.get(submitted.job_id).status == JobState.IN_PROGRESS
     assert outcome.queues == {"echo.second"}
     (claimed,) = claim(jobs, "second")
     assert claimed.upstream == {"first": b"abc"}
     assert not claimed.has_successors
     artifact = StoredArtifact("a b.wav", "audio/wav", REF)
-    (outcome,) = jobs.complete([done(claimed, "second", artifacts=[artifact], result={"b": 2})])
+    (outcome,) = jobs.report([done(claimed, "second", artifacts=[artifact], result={"b": 2})])
     assert outcome.won
-    assert outcome.job_state == JobState.COMPLETED
     assert not outcome.queues
     view = jobs.get(submitted.job_id)
     assert view.status == JobState.COMPLETED
@@ -246,7 +249,7 @@ def test_a_stored_payload_reaches_the_next_stage_as_its_ref(jobs: Jobs) -> None:
     jobs.submit(new_job())
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
-    jobs.complete([done(claimed, "first", payload=REF, payload_bytes=REF.size)])
+    jobs.report([done(claimed, "first", payload=REF, payload_bytes=REF.size)])
     assert claim(jobs, "second")[0].upstream == {"first": REF}
 
 
@@ -255,8 +258,8 @@ def test_a_repeated_completion_has_the_same_answer(jobs: Jobs) -> None:
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     completion = done(claimed, "w", artifacts=[StoredArtifact("a", "text/plain", REF)])
-    assert jobs.complete([completion]) == jobs.complete([completion])
-    assert jobs.complete([completion, completion])[1].won
+    assert jobs.report([completion]) == jobs.report([completion])
+    assert jobs.report([completion, completion])[1].won
 
 
 def test_only_the_claim_that_holds_completes(jobs: Jobs) -> None:
@@ -268,9 +271,8 @@ def test_only_the_claim_that_holds_completes(jobs: Jobs) -> None:
         Completion(claimed.stage_run_id, claimed.attempt + 1, "w"),
         Completion(4711, 1, "w"),
     ]
-    outcomes = jobs.complete(wrong)
+    outcomes = jobs.report(wrong)
     assert [outcome.won for outcome in outcomes] == [False, False, False]
-    assert outcomes[2].job_state is None
     assert stages(jobs, submitted.job_id)["first"] == "running"
 
 
@@ -280,7 +282,7 @@ def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
 
     def complete(stage: str, claimed: Claim) -> Collection[str]:
         both.wait()
-        return jobs.complete([done(claimed, stage)])[0].queues
+        return jobs.report([done(claimed, stage)])[0].queues
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(15):
@@ -303,15 +305,15 @@ def test_what_ends_and_what_comes_in_its_place_are_one_transaction(jobs_or_forge
     wanted = [new_job() for _ in range(others)]
     jobs.submit_all(wanted)
     completions = [done(ended, "first", inline_payload=b"abc")]
-    [outcome], (claims, *_) = jobs.complete_and_claim(completions, "first", 100)
+    claims, *_, [outcome] = jobs.claim("first", 100, reports=completions)
     assert outcome.won
     assert outcome.queues == {"echo.second"}
     assert [(each.job_id, each.attempt) for each in claims] == [(job.job_id, 1) for job in wanted]
-    again = jobs.complete_and_claim(completions, "first", 100, again=True)
-    assert again == ([outcome], Claims(claims, more=others > 0, more_high=others > 0))
+    again = jobs.claim("first", 100, reports=completions, again=True)
+    assert again == Claims(claims, more=others > 0, more_high=others > 0, outcomes=[outcome])
     (successor,) = claim(jobs, "second")
     assert successor.upstream == {"first": b"abc"}
-    outcomes, (none, *_) = jobs.complete_and_claim([done(each, "first") for each in claims], "first", 100)
+    none, *_, outcomes = jobs.claim("first", 100, reports=[done(each, "first") for each in claims])
     assert [each.won for each in outcomes] == [True] * others
     assert not none
     assert stages(jobs, ended.job_id) == {"first": "succeeded", "second": "running"}
@@ -327,10 +329,10 @@ def test_a_fenced_worker_completes_nothing_with_its_claim(jobs_or_forgetful: Job
     with jobs._db.begin() as tx:
         tx.execute(text("DELETE FROM workers"))
     with pytest.raises(Fenced):
-        jobs.complete_and_claim([done(ended, "w")], "w", 5)
+        jobs.claim("w", 5, reports=[done(ended, "w")])
     assert stages(jobs, waiting.job_id)["first"] == "queued"
     assert stages(jobs, ended.job_id)["first"] == "running"
-    assert jobs.complete([done(ended, "w")])[0].won
+    assert jobs.report([done(ended, "w")])[0].won
     assert jobs.get(ended.job_id).status == JobState.COMPLETED
 
 
@@ -340,9 +342,9 @@ def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs) -> None:
     stage_run = {"a": [], "b": ["a"], "c": ["a"]}
     register_each(jobs, stage_run)
     failing, other = jobs.submit(new_job(stage_run)), jobs.submit(new_job({"b": []}))
-    jobs.complete([done(each, "a", artifacts=[artifact]) for each in claim(jobs, "a")])
+    jobs.report([done(each, "a", artifacts=[artifact]) for each in claim(jobs, "a")])
     (b,) = claim(jobs, "b", 1)
-    outcomes, (claims, *_) = jobs.complete_and_claim([done(b, "b", artifacts=[artifact])], "b", 100)
+    claims, *_, outcomes = jobs.claim("b", 100, reports=[done(b, "b", artifacts=[artifact])])
     assert [outcome.won for outcome in outcomes] == [False]
     assert stages(jobs, failing.job_id) == {"a": "succeeded", "b": "failed", "c": "cancelled"}
     assert [each.job_id for each in claims] == [other.job_id]
@@ -359,7 +361,7 @@ def test_stage_runs_written_since_the_jobs_were_locked_are_passed_over(database:
         with database.begin() as tx:  # it has the first job locked, and another stage run appears with its end
             tx.execute(text("UPDATE jobs SET tenant = 'x' WHERE id = :id"), {"id": claims[0].job_id})
             tx.execute(text("UPDATE stage_runs SET id = 1000000000 WHERE id = :id"), {"id": claims[1].stage_run_id})
-            completing = pool.submit(jobs.complete, completions)
+            completing = pool.submit(jobs.report, completions)
             until_one_waits_for_a_lock(database)
         outcomes = completing.result()
     assert [outcome.won for outcome in outcomes] == [True, False]
@@ -370,9 +372,9 @@ def test_an_artifact_name_taken_fails_that_job_alone(jobs: Jobs) -> None:
     register_each(jobs)
     artifact = StoredArtifact("a", "text/plain", REF)
     twice, fine = jobs.submit(new_job()), jobs.submit(new_job())
-    jobs.complete([done(claimed, "first", artifacts=[artifact]) for claimed in claim(jobs, "first")])
+    jobs.report([done(claimed, "first", artifacts=[artifact]) for claimed in claim(jobs, "first")])
     claims = claim(jobs, "second")
-    outcomes = jobs.complete([done(claims[0], "second", artifacts=[artifact]), done(claims[1], "second")])
+    outcomes = jobs.report([done(claims[0], "second", artifacts=[artifact]), done(claims[1], "second")])
     assert [outcome.won for outcome in outcomes] == [False, True]
     error = jobs.get(twice.job_id).error
     assert error is not None
@@ -394,7 +396,7 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
     submitted = jobs.submit(new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
-    outcome = jobs.fail(failed(claimed, "w", OutOfMemory()))
+    outcome = fail(jobs, failed(claimed, "w", OutOfMemory()))
     assert outcome.won
     assert not outcome.queues
     stage = jobs.get(submitted.job_id).stages[0]
@@ -405,7 +407,7 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
     pass_time(database, 2.0)
     database.close()
     (claimed,) = claim(jobs, "w")
-    assert (claimed.attempt, claimed.failures) == (2, {"out_of_memory": 1})
+    assert (claimed.attempt, failures(jobs, claimed)) == (2, {"out_of_memory": 1})
     assert jobs.get(submitted.job_id).stages[0].reason is None
 
 
@@ -414,10 +416,10 @@ def test_the_last_attempt_fails_the_job(jobs: Jobs, database: Database) -> None:
     register(jobs, "w", lease_s=10_000)
     for _ in range(3):
         (claimed,) = claim(jobs, "w")
-        outcome = jobs.fail(failed(claimed, "w", OutOfMemory("no room for 12 GiB")))
+        fail(jobs, failed(claimed, "w", OutOfMemory("no room for 12 GiB")))
         pass_time(database, 100)
-    assert outcome.job_state == JobState.FAILED
     view = jobs.get(submitted.job_id)
+    assert view.status == JobState.FAILED
     assert view.error is not None
     assert (view.error.code, view.error.message, view.error.stage) == ("out_of_memory", "no room for 12 GiB", "first")
     assert stages(jobs, submitted.job_id) == {"first": "failed", "second": "cancelled"}
@@ -431,14 +433,14 @@ def test_a_final_error_fails_the_job_at_once_and_once(jobs_or_forgetful: Jobs) -
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     failure = failed(claimed, "w", ModelError("bad audio", field="audio", key="k"))
-    assert jobs.fail(failure) == jobs.fail(failure)
+    assert fail(jobs, failure) == fail(jobs, failure)
     view = jobs.get(submitted.job_id)
     assert view.status == JobState.FAILED
     assert view.error is not None
     assert (view.error.field, view.error.key) == ("audio", "k")
     assert len(view.stages[0].errors) == 1
-    assert not jobs.complete([done(claimed, "w")])[0].won
-    assert not jobs.fail(Failure(claimed.stage_run_id, 1, "other", ModelError())).won
+    assert not jobs.report([done(claimed, "w")])[0].won
+    assert not fail(jobs, Failure(claimed.stage_run_id, 1, "other", ModelError())).won
 
 
 def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
@@ -447,10 +449,10 @@ def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
     complete_all(jobs, "a")
     (b,), (c,) = claim(jobs, "b"), claim(jobs, "c")
     assert jobs.renew("c", 60).unwanted == []
-    jobs.fail(failed(b, "b", ModelError()))
+    fail(jobs, failed(b, "b", ModelError()))
     assert stages(jobs, submitted.job_id) == {"a": "succeeded", "b": "failed", "c": "running", "d": "cancelled"}
     assert jobs.renew("c", 60).unwanted == [c.stage_run_id]
-    (outcome,) = jobs.complete([done(c, "c", artifacts=[StoredArtifact("a", "text/plain", REF)])])
+    (outcome,) = jobs.report([done(c, "c", artifacts=[StoredArtifact("a", "text/plain", REF)])])
     assert not outcome.won
     assert jobs.renew("c", 60).unwanted == []
     view = jobs.get(submitted.job_id)
@@ -468,20 +470,20 @@ def test_what_is_released_is_queued_again_without_a_failure(jobs_or_forgetful: J
     register(jobs, "w1")
     register(jobs, "w2")
     (claimed,) = claim(jobs, "w1")
-    jobs.release([(claimed.stage_run_id, 1)], "w1")
+    release(jobs, [(claimed.stage_run_id, 1)], "w1")
     assert jobs.get(submitted.job_id).stages[0].worker is None
     (again,) = claim(jobs, "w2")
-    assert (again.attempt, again.failures) == (2, {})
-    assert jobs.release([(claimed.stage_run_id, 1)], "w1") == set()
-    assert not jobs.complete([done(claimed, "w1")])[0].won
-    assert jobs.complete([done(again, "w2")])[0].won
+    assert (again.attempt, failures(jobs, again)) == (2, {})
+    assert release(jobs, [(claimed.stage_run_id, 1)], "w1") == set()
+    assert not jobs.report([done(claimed, "w1")])[0].won
+    assert jobs.report([done(again, "w2")])[0].won
 
 
 def test_a_retired_worker_leaves_nothing(jobs: Jobs) -> None:
     jobs.submit(new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
-    assert jobs.release([(claimed.stage_run_id, 1)], "w") == {"echo.first"}
+    assert release(jobs, [(claimed.stage_run_id, 1)], "w") == {"echo.first"}
     claim(jobs, "w")
     assert jobs.retire_worker("w") == {"echo.first"}
     assert jobs.workers() == []
@@ -508,10 +510,10 @@ def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_u
     stage = jobs.get(submitted.job_id).stages[0]
     assert (stage.status, stage.reason) == (StageRunState.QUEUED, "no_worker")
     assert [(error.code, error.worker) for error in stage.errors] == [("worker_lost", "w1")]
-    assert not jobs.complete([done(claimed, "w1")])[0].won
+    assert not jobs.report([done(claimed, "w1")])[0].won
     register(jobs, "w2")
     (again,) = claim(jobs, "w2")
-    assert (again.attempt, again.failures) == (2, {"worker_lost": 1})
+    assert (again.attempt, failures(jobs, again)) == (2, {"worker_lost": 1})
 
 
 def test_a_renewed_lease_holds(jobs: Jobs, database: Database) -> None:
@@ -536,7 +538,7 @@ def test_a_lease_that_is_over_begins_anew_if_nobody_has_taken_what_it_covers(job
     assert jobs.renew("w", 10).unwanted == []
     assert jobs.rescue().freed == 0
     assert [(worker.id, worker.running) for worker in jobs.workers()] == [("w", 1)]
-    assert jobs.complete([done(claimed, "w")])[0].won
+    assert jobs.report([done(claimed, "w")])[0].won
     assert [run.attempt for run in jobs.get(submitted.job_id).stages] == [1]
     assert [each.job_id for each in claim(jobs, "w", 1)] == [waiting.job_id]
 
@@ -560,7 +562,7 @@ def test_a_renewal_and_a_rescue_have_one_winner(jobs: Jobs, database: Database) 
         with ThreadPoolExecutor(2) as pool:
             lives, rescued = pool.submit(renewed), pool.submit(lambda: jobs.rescue().freed)
             assert (lives.result(), rescued.result()) in [(True, 0), (False, 1)]
-        assert jobs.complete([done(claimed, name)])[0].won is lives.result()
+        assert jobs.report([done(claimed, name)])[0].won is lives.result()
         jobs.cancel(submitted.job_id)
         jobs.retire_worker(name)
 
@@ -627,7 +629,7 @@ def test_a_restart_in_the_same_slot_takes_over_at_once(jobs: Jobs) -> None:
         jobs.renew("boot-1", 60)
     with pytest.raises(Fenced):
         claim(jobs, "boot-1")
-    assert not jobs.complete([done(claimed, "boot-1")])[0].won
+    assert not jobs.report([done(claimed, "boot-1")])[0].won
     assert [worker.id for worker in jobs.workers()] == ["boot-2"]
     assert register(jobs, "boot-2", slot="host/first") == set()
 
@@ -664,7 +666,7 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
     with pytest.raises(SlotTaken):
         jobs.register_worker(newcomer, 60.0, instead_of=replace(seen, renewed_at=seen.renewed_at - 1))
     assert jobs.renew("a", 60.0).unwanted == []
-    assert jobs.complete([done(claimed, "a")])[0].won
+    assert jobs.report([done(claimed, "a")])[0].won
     pass_time(database, 100)
     assert jobs.register_worker(newcomer, 60.0) == set(), "whose lease is over has lost its slot"
     holder = jobs.slot_holder("slot")
@@ -723,7 +725,7 @@ def test_what_is_forgiven_counts_no_more_after_a_retry(jobs: Jobs) -> None:
     jobs.retry(submitted.job_id)
     jobs.forgive("w0")
     (claimed,) = claim(jobs, "w3")
-    assert claimed.failures == {}
+    assert failures(jobs, claimed) == {}
 
 
 def test_what_has_failed_stays_quarantined_and_its_errors_say_why(jobs_or_forgetful: Jobs) -> None:
@@ -768,11 +770,11 @@ def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> 
     assert jobs.renew("w", 60).unwanted == [claimed.stage_run_id]
     match ending:
         case "complete":
-            assert not jobs.complete([done(claimed, "w", result={"a": 1})])[0].won
+            assert not jobs.report([done(claimed, "w", result={"a": 1})])[0].won
         case "fail":
-            assert jobs.fail(failed(claimed, "w", OutOfMemory())).job_state == JobState.CANCELLED
+            assert fail(jobs, failed(claimed, "w", OutOfMemory())) == Outcome(won=True, queues=set())
         case "release":
-            assert jobs.release([(claimed.stage_run_id, 1)], "w") == set()
+            assert release(jobs, [(claimed.stage_run_id, 1)], "w") == set()
         case "lost":
             assert register(jobs, "w2", slot="slot") == set()
     view = jobs.get(submitted.job_id)
@@ -789,9 +791,9 @@ def test_cancelling_waits_for_the_last_that_runs(jobs: Jobs) -> None:
     complete_all(jobs, "a")
     (b,), (c,) = claim(jobs, "b"), claim(jobs, "c")
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
-    assert jobs.release([(b.stage_run_id, b.attempt)], "b") == set()
+    assert release(jobs, [(b.stage_run_id, b.attempt)], "b") == set()
     assert jobs.get(submitted.job_id).status == JobState.CANCELLING
-    assert jobs.release([(c.stage_run_id, c.attempt)], "c") == set()
+    assert release(jobs, [(c.stage_run_id, c.attempt)], "c") == set()
     assert jobs.get(submitted.job_id).status == JobState.CANCELLED
 
 
@@ -815,7 +817,7 @@ def test_cancel_and_completion_have_one_winner(jobs: Jobs) -> None:
 
     def complete(claimed: Claim) -> bool:
         both.wait()
-        return jobs.complete([done(claimed, "w")])[0].won
+        return jobs.report([done(claimed, "w")])[0].won
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(15):
@@ -874,7 +876,7 @@ def test_the_progress_of_a_stage_that_succeeded_is_what_it_made(
     submitted = jobs.submit(new_job())
     [claimed] = claim(jobs, "first")
     jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, total, unit)])
-    jobs.complete([done(claimed, "first", finish_reason=finish_reason, result={"usage": usage} if usage else {})])
+    jobs.report([done(claimed, "first", finish_reason=finish_reason, result={"usage": usage} if usage else {})])
     progress = jobs.get(submitted.job_id).stages[0].progress
     assert (progress and (progress.done, progress.total)) == (None if shown is None else (shown, total))
     [listed] = jobs.list(brief=True).jobs
@@ -904,7 +906,7 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
         "resumed_at": None,
         "picture": "data:image/jpeg;base64,/9j=",
     }
-    jobs.release([(claimed.stage_run_id, 1)], "w")
+    release(jobs, [(claimed.stage_run_id, 1)], "w")
     assert jobs.get(submitted.job_id).stages[0].progress is None
 
 
@@ -915,7 +917,7 @@ def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
     (claimed,) = claim(jobs, "first")
     assert claimed.request == value
     jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, 1, "tokens", ANY_SCRIPT)])
-    jobs.complete([done(claimed, "first", result=value)])
+    jobs.report([done(claimed, "first", result=value)])
     complete_all(jobs, "second")
     view = jobs.get(submitted.job_id)
     assert view.result == value
@@ -924,7 +926,7 @@ def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
     assert view.stages[0].progress.text == ANY_SCRIPT
     failing = jobs.submit(new_job())
     (claimed,) = claim(jobs, "first")
-    jobs.fail(failed(claimed, "first", ModelError(ANY_SCRIPT, field=ANY_SCRIPT)))
+    fail(jobs, failed(claimed, "first", ModelError(ANY_SCRIPT, field=ANY_SCRIPT)))
     error = jobs.get(failing.job_id).error
     assert error is not None
     assert (error.message, error.field) == (ANY_SCRIPT, ANY_SCRIPT)
@@ -1012,12 +1014,12 @@ def test_a_crowd_never_deadlocks(jobs: Jobs, database: Database) -> None:
         is_last = False
         while not is_last:
             is_last = ended.is_set()
-            _, (found, *_) = jobs.complete_and_claim(completions, worker, 15)
+            found = jobs.claim(worker, 15, reports=completions).claims
             claims = rng.sample(list(found), len(found))
             jobs.report_progress([ProgressReport(each.stage_run_id, each.attempt, 1, 2, "n") for each in claims])
-            jobs.release([(each.stage_run_id, each.attempt) for each in claims[:2]], worker)
+            release(jobs, [(each.stage_run_id, each.attempt) for each in claims[:2]], worker)
             completions = [done(each, worker) for each in claims[2:]]
-        jobs.complete(completions)
+        jobs.report(completions)
 
     def disturb() -> None:
         rng = random.Random(0)
@@ -1064,10 +1066,10 @@ def test_no_round_reads_whole_tables(jobs: Jobs, database: Database) -> None:
     register(jobs, "w", lease_s=10_000)
     claims = claim(jobs, "w")
     jobs.report_progress([ProgressReport(claims[0].stage_run_id, 1, 1, 2, "n")])
-    jobs.complete([done(claims[0], "w")])
-    jobs.fail(failed(claims[1], "w", OutOfMemory()))
-    jobs.fail(failed(claims[1], "w", OutOfMemory()))
-    jobs.release([(claims[2].stage_run_id, 1)], "w")
+    jobs.report([done(claims[0], "w")])
+    fail(jobs, failed(claims[1], "w", OutOfMemory()))
+    fail(jobs, failed(claims[1], "w", OutOfMemory()))
+    release(jobs, [(claims[2].stage_run_id, 1)], "w")
     jobs.cancel(submitted[3].job_id)
     jobs.renew("w", 60)
     pass_time(database, 5)

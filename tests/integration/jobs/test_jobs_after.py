@@ -20,11 +20,14 @@ from tests.integration.job_steps import (
     complete_all,
     complete_each,
     done,
+    fail,
     failed,
+    failures,
     new_job,
     pass_time,
     register,
     register_each,
+    release,
     stages,
 )
 
@@ -59,10 +62,10 @@ def test_a_job_that_is_not_completed_shows_what_its_stages_made(jobs: Jobs, data
     jobs.submit(job)
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
-    jobs.complete([done(claimed, "first", inline_payload=b"a", result={"text": "said", "texts": {"first": "heard"}})])
+    jobs.report([done(claimed, "first", inline_payload=b"a", result={"text": "said", "texts": {"first": "heard"}})])
     if end == "failed":
         (claimed,) = claim(jobs, "second")
-        jobs.fail(failed(claimed, "second", ModelError("nothing to say")))
+        fail(jobs, failed(claimed, "second", ModelError("nothing to say")))
     elif end == "cancelled":
         jobs.cancel(job.job_id)
     else:
@@ -103,7 +106,7 @@ def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, databas
     assert jobs.get(job.job_id).status == JobState.CANCELLING
     assert jobs.unwanted("w") == jobs.renew("w", 1000).unwanted == [claimed.stage_run_id]
     jobs.cancel(job.job_id)  # too late: it expires
-    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    release(jobs, [(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)
     assert view.status == JobState.EXPIRED
     assert view.started_at is not None
@@ -129,7 +132,7 @@ def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Da
     jobs.cancel(job.job_id)
     pass_time(database, 61)
     assert jobs.rescue().expired == 0
-    jobs.release([(claimed.stage_run_id, claimed.attempt)], "w")
+    release(jobs, [(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)
     assert (view.status, view.error) == (JobState.CANCELLED, None)
 
@@ -145,7 +148,7 @@ def test_waiting_too_long_for_a_stage_expires_the_job(jobs: Jobs, database: Data
     (claimed,) = claim(jobs, "second")
     pass_time(database, 100)  # running is not waiting
     assert jobs.rescue().expired == 0
-    jobs.fail(failed(claimed, "second", OutOfMemory()))  # the pause is no waiting either
+    fail(jobs, failed(claimed, "second", OutOfMemory()))  # the pause is no waiting either
     pass_time(database, 20)
     assert jobs.rescue().expired == 0
     pass_time(database, 31)
@@ -175,7 +178,7 @@ def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs) -> None:
     register_each(jobs)
     complete_all(jobs, "first")
     (claimed,) = claim(jobs, "second")
-    jobs.fail(failed(claimed, "second", ModelError("no")))
+    fail(jobs, failed(claimed, "second", ModelError("no")))
     assert jobs.get(job.job_id).status == JobState.FAILED
     assert jobs.retry(job.job_id) == {"echo.second"}
     view = jobs.get(job.job_id)
@@ -184,9 +187,10 @@ def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs) -> None:
     assert [error.code for error in view.stages[1].errors] == ["model_error"]
     assert stages(jobs, job.job_id) == {"first": "succeeded", "second": "queued"}
     (again,) = claim(jobs, "second")
-    assert (again.attempt, again.failures, again.upstream) == (2, {}, {"first": None})
-    assert not jobs.complete([done(claimed, "second")])[0].won
-    assert jobs.complete([done(again, "second")])[0].job_state == JobState.COMPLETED
+    assert (again.attempt, failures(jobs, again), again.upstream) == (2, {}, {"first": None})
+    assert not jobs.report([done(claimed, "second")])[0].won
+    assert jobs.report([done(again, "second")])[0].won
+    assert jobs.get(job.job_id).status == JobState.COMPLETED
     assert event_types(jobs, job.job_id) == ["job.failed", "job.retried", "job.completed"]
 
 
@@ -221,7 +225,7 @@ def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
     for attempt in (1, 2):
         (claimed,) = claim(jobs, "w")
         artifact = StoredArtifact("a.wav", "audio/wav", ref(artifact_key(job.job_id, "only", attempt, "a.wav")))
-        assert jobs.complete([done(claimed, "w", artifacts=[artifact])])[0].won
+        assert jobs.report([done(claimed, "w", artifacts=[artifact])])[0].won
         assert jobs.artifact(job.job_id, "a.wav").ref == artifact.ref
         if attempt == 1:
             jobs.retry(job.job_id, "only")
@@ -275,7 +279,7 @@ def test_retrying_without_end_keeps_a_bounded_number_of_errors(jobs: Jobs, datab
     jobs.submit(other)
     register(jobs, "only", "only")
     for run in claim(jobs, "only"):
-        jobs.fail(failed(run, "only", ModelError("no")))
+        fail(jobs, failed(run, "only", ModelError("no")))
     with database.begin() as tx:  # as after many retries
         tx.execute(
             text("UPDATE stage_runs SET attempt = :attempt WHERE job_id = :job"),
@@ -284,7 +288,7 @@ def test_retrying_without_end_keeps_a_bounded_number_of_errors(jobs: Jobs, datab
     for number in range(3):
         jobs.retry(job.job_id)
         (run,) = claim(jobs, "only")
-        jobs.fail(failed(run, "only", ModelError(f"no {number}")))
+        fail(jobs, failed(run, "only", ModelError(f"no {number}")))
     assert [error.attempt for error in jobs.get(job.job_id).stages[0].errors] == [KEPT_ATTEMPTS + n for n in (1, 2, 3)]
     assert len(jobs.get(other.job_id).stages[0].errors) == 1
 
@@ -295,13 +299,13 @@ def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
     register_each(jobs, DIAMOND)
     (claimed,) = claim(jobs, "a")
     key = payload_key(job.job_id, "a", 1)
-    jobs.complete([done(claimed, "a", payload=ref(key))])
+    jobs.report([done(claimed, "a", payload=ref(key))])
     complete_all(jobs, "b")
     assert jobs.garbage() == []
     complete_all(jobs, "c")
     assert [found.what for found in jobs.garbage()] == [key]
     (d,) = claim(jobs, "d")
-    jobs.fail(failed(d, "d", ModelError("no")))
+    fail(jobs, failed(d, "d", ModelError("no")))
     jobs.collected([found.id for found in jobs.garbage()])
     with pytest.raises(Conflict, match="retry from stage a"):
         jobs.retry(job.job_id, "b")
@@ -316,7 +320,7 @@ def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, data
         kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
         (claimed,) = claim(jobs, stage)
         made = {"inline_payload": b"abc", "payload_bytes": 3} if claimed.has_successors else {}
-        jobs.complete([done(claimed, stage, **made)])
+        jobs.report([done(claimed, stage, **made)])
     assert kept == 3  # until then each was there for a retry
     assert read(database, "SELECT count(payload_inline) FROM stage_runs") == 0
     assert [stage.payload_bytes for stage in jobs.get(job.job_id).stages] == [3, 3, 3, 0]
@@ -344,13 +348,13 @@ def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
     assert claimed.media == media
     artifact = StoredArtifact("a.txt", "text/plain", ref(artifact_key(job.job_id, "first", 1, "a.txt")))
     payload = ref(payload_key(job.job_id, "first", 1))
-    jobs.complete([done(claimed, "first", payload=payload, artifacts=[artifact])])
+    jobs.report([done(claimed, "first", payload=payload, artifacts=[artifact])])
     (claimed,) = claim(jobs, "second")
     assert claimed.media == ()
     if fails:
-        jobs.fail(failed(claimed, "second", ModelError("no")))
+        fail(jobs, failed(claimed, "second", ModelError("no")))
     else:
-        jobs.complete([done(claimed, "second")])
+        jobs.report([done(claimed, "second")])
     jobs.collected([found.id for found in jobs.garbage()])
     return job.job_id
 
@@ -412,7 +416,7 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
     register(patient, "w", lease_s=10_000)
     if lost:  # it may have left a payload that nobody knows of
         (claimed,) = claim(patient, "w")
-        patient.release([(claimed.stage_run_id, claimed.attempt)], "w")
+        release(patient, [(claimed.stage_run_id, claimed.attempt)], "w")
     complete_all(patient, "w")
     assert patient.prune(KEEP).checked == (1 if lost else 0)
     pass_time(database, KEEP.without_payloads_s + 1)
@@ -494,7 +498,7 @@ def test_backlog_and_waiting(jobs: Jobs, database: Database) -> None:
     assert jobs.waiting("echo", "second") == 0
     (claimed,) = claim(jobs, "w", 1)
     assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}
-    jobs.fail(failed(claimed, "w", OutOfMemory()))
+    fail(jobs, failed(claimed, "w", OutOfMemory()))
     assert jobs.waiting("echo", "first") == 2  # not due yet
     assert jobs.get(claimed.job_id).stages[0].status == StageRunState.QUEUED
 

@@ -4,7 +4,7 @@ The model knows no SQL, no locks and no batches: a job is a dictionary of stages
 transition a few assignments, a claim the first of a sorted list. After every step the database must show what it says.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from omni_jobs.jobs import (
     NewStage,
     NewWorker,
     Outcome,
+    Release,
     Retention,
     StoredSnapshot,
     new_job_id,
@@ -41,6 +42,7 @@ from omni_jobs.jobs import (
 from omni_jobs.priority import Priority
 from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.storage import ObjectRef, job_prefix
+from tests.integration.job_steps import fail, failures, release
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
     "one": {"a": []},
@@ -462,30 +464,49 @@ class JobsMachine(RuleBasedStateMachine):
         completions = [Completion(*report, result={"by": report[2]}) for report in reports]
         if worker in self.model.expired:
             won = self.model_complete(reports)
-            outcomes, claims = self.jobs.complete_and_claim(completions, worker, at_most)
-            self.check_outcomes(reports, outcomes, won, self.job_states(reports))
-            assert claims == Claims(())
+            claims = self.jobs.claim(worker, at_most, reports=completions)
+            self.check_outcomes(reports, claims.outcomes, won)
+            assert claims == Claims((), outcomes=claims.outcomes)
             return
         if worker not in self.model.workers:
             with pytest.raises(Fenced):
-                self.jobs.complete_and_claim(completions, worker, at_most)
+                self.jobs.claim(worker, at_most, reports=completions)
             # What ended may be recorded or not: the ledger tells it again, alone.
             won = self.model_complete(reports)
-            self.check_outcomes(reports, self.jobs.complete(completions), won, self.job_states(reports))
+            self.check_outcomes(reports, self.jobs.report(completions), won)
             return
         held, before = self.held(worker), self.claimable()
         won = self.model_complete(reports)
-        states = self.job_states(reports)
         queued = self.claimable() - before
-        outcomes, claims = self.jobs.complete_and_claim(completions, worker, at_most)
+        claims = self.jobs.claim(worker, at_most, reports=completions)
+        outcomes = claims.outcomes
         self.check_claims(claims, worker, (at_most, 0), is_idle=True)
         if is_lost and claims.claims:
-            states = self.job_states(reports)  # the first call's claim stands
-            outcomes, again = self.jobs.complete_and_claim(completions, worker, at_most, held=held, again=True)
-            assert again == Claims(claims.claims, more=True, more_high=True)
+            again = self.jobs.claim(worker, at_most, reports=completions, held=held, again=True)
+            outcomes = again.outcomes
+            assert again == Claims(claims.claims, more=True, more_high=True, outcomes=outcomes)
         claimed = {claim.stage_run_id for claim in claims.claims}
         assert self.queues(queued - claimed) <= {queue for outcome in outcomes for queue in outcome.queues}
-        self.check_outcomes(reports, outcomes, won, states, claimed=claimed)
+        self.check_outcomes(reports, outcomes, won, claimed=claimed)
+
+    @precondition(lambda self: self.claimed)
+    @rule(data=st.data(), at_most=st.sampled_from([1, 100]), is_lost=st.booleans())
+    def release_and_claim(self, data: st.DataObject, at_most: int, is_lost: bool) -> None:
+        """What is handed back may be claimed again in its own transaction, whose answer may be lost."""
+        stage_run_id, attempt, worker = data.draw(self.a_claim())
+        if not self.is_live(worker):
+            return
+        job, stage = self.model.find(stage_run_id)
+        held, holds = self.held(worker), self.holds(stage, attempt, worker)
+        if holds:
+            self.model.hand_back(job, stage)
+        reports = [Release(stage_run_id, attempt, worker)]
+        claims = self.jobs.claim(worker, at_most, reports=reports)
+        assert claims.outcomes[0].won == holds
+        self.check_claims(claims, worker, (at_most, 0), is_idle=True)
+        if is_lost and claims.claims:
+            again = self.jobs.claim(worker, at_most, reports=reports, held=held, again=True)
+            assert again.claims == claims.claims
 
     def held(self, worker: str) -> set[int]:
         return {stage.id for _, stage in self.model.all_stages() if stage.state == "running" and stage.owner == worker}
@@ -521,7 +542,8 @@ class JobsMachine(RuleBasedStateMachine):
             stage.state, stage.owner, stage.attempt = "running", worker, stage.attempt + 1
             if job.state == "queued":
                 job.state = "in_progress"
-            assert (claim.stage, claim.attempt, claim.failures) == (stage.name, stage.attempt, stage.failures)
+            assert (claim.stage, claim.attempt) == (stage.name, stage.attempt)
+            assert failures(self.jobs, claim) == stage.failures
             assert (claim.alone, claim.is_high) == (stage.is_suspect, stage.is_high)
             assert claim.snapshot == stage.snapshot
             self.claimed.append((stage.id, stage.attempt, worker))
@@ -573,10 +595,10 @@ class JobsMachine(RuleBasedStateMachine):
         reports = self.draw_reports(data)
         before = self.claimable()
         won = self.model_complete(reports)
-        outcomes = self.jobs.complete([Completion(*report, result={"by": report[2]}) for report in reports])
+        outcomes = self.jobs.report([Completion(*report, result={"by": report[2]}) for report in reports])
         rung = {queue for outcome in outcomes for queue in outcome.queues}
         assert self.queues(self.claimable() - before) <= rung
-        self.check_outcomes(reports, outcomes, won, self.job_states(reports))
+        self.check_outcomes(reports, outcomes, won)
 
     def draw_reports(self, data: st.DataObject) -> list[tuple[int, int, str]]:
         return data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
@@ -595,21 +617,15 @@ class JobsMachine(RuleBasedStateMachine):
             job.settle()
         return won
 
-    def job_states(self, reports: list[tuple[int, int, str]]) -> list[str]:
-        """The states of the reports' jobs: an outcome tells that of its completion, before the claim with it."""
-        return [self.model.find(stage_run_id)[0].state for stage_run_id, _, _ in reports]
-
     def check_outcomes(
         self,
         reports: list[tuple[int, int, str]],
-        outcomes: list[Outcome],
+        outcomes: Sequence[Outcome],
         won: list[bool],
-        states: list[str],
         claimed: Collection[int] = (),
     ) -> None:
         """``claimed``: what was claimed in the same transaction, and so does not wait any more."""
         assert [outcome.won for outcome in outcomes] == won
-        assert [outcome.job_state for outcome in outcomes] == states
         for report, outcome in zip(reports, outcomes, strict=True):
             job, stage = self.model.find(report[0])
             successors = [other for other in job.stages.values() if stage.name in other.inputs]
@@ -622,13 +638,12 @@ class JobsMachine(RuleBasedStateMachine):
         holds = self.holds(stage, attempt, worker)
         if holds:
             self.model.fail(job, stage, error)
-        outcome = self.jobs.fail(Failure(stage_run_id, attempt, worker, error))
+        outcome = fail(self.jobs, Failure(stage_run_id, attempt, worker, error))
         if holds:  # on a busy machine a second's pause is over before the next step
             later = "UPDATE stage_runs SET due = due + :s WHERE id = :id AND reason = :r"
             with self.database.begin() as tx:
                 tx.execute(text(later), {"s": LONG_S, "id": stage_run_id, "r": "retry_backoff"})
         assert outcome.won or not holds
-        assert outcome.job_state == job.state
         assert not outcome.queues
 
     def release(self, data: st.DataObject) -> None:
@@ -637,7 +652,7 @@ class JobsMachine(RuleBasedStateMachine):
         holds = self.holds(stage, attempt, worker)
         if holds:
             self.model.hand_back(job, stage)
-        queues = self.jobs.release([(stage_run_id, attempt)], worker)
+        queues = release(self.jobs, [(stage_run_id, attempt)], worker)
         assert queues == ({stage.queue} if holds and stage.state == "queued" else set())
 
     def cancel(self, data: st.DataObject) -> None:

@@ -16,6 +16,7 @@ from tests.integration.job_steps import (
     claim,
     complete_all,
     done,
+    fail,
     failed,
     new_job,
     pass_time,
@@ -53,8 +54,8 @@ def test_what_comes_in_an_ends_place_is_of_the_workers_file(jobs: Jobs) -> None:
     [first] = claim(jobs, "w")
     submit(jobs, "d2", 3)
     ours = submit(jobs, "d1", 3)
-    outcomes, claims = jobs.complete_and_claim([done(first, "w")], "w", 100)
-    assert [outcome.won for outcome in outcomes] == [True]
+    claims = jobs.claim("w", 100, reports=[done(first, "w")])
+    assert [outcome.won for outcome in claims.outcomes] == [True]
     assert [each.job_id for each in claims.claims] == ours
 
 
@@ -65,12 +66,12 @@ def test_a_job_in_flight_goes_on_with_its_own_file(jobs: Jobs, database: Databas
         register(jobs, f"new-{stage}", stage, digest="d2", lease_s=1000)
     submit(jobs, "d1", graph=DIAMOND)
     [a] = claim(jobs, "old-a")
-    jobs.fail(failed(a, "old-a", OutOfMemory()))
+    fail(jobs, failed(a, "old-a", OutOfMemory()))
     pass_time(database, 100)
     assert claim(jobs, "new-a") == []
     [a] = claim(jobs, "old-a")
     assert a.attempt == 2
-    jobs.complete([done(a, "old-a")])
+    jobs.report([done(a, "old-a")])
     for stage in "bc":
         assert claim(jobs, f"new-{stage}") == []
         assert len(claim(jobs, f"old-{stage}")) == 1
@@ -81,7 +82,7 @@ def test_retried_by_its_user_a_job_keeps_its_file(jobs: Jobs) -> None:
         register(jobs, worker, digest=digest)
     submit(jobs, "d1")
     [a] = claim(jobs, "old")
-    jobs.fail(failed(a, "old", ModelError()))
+    fail(jobs, failed(a, "old", ModelError()))
     jobs.retry(a.job_id)
     assert claim(jobs, "new") == []
     assert ids(claim(jobs, "old")) == [a.job_id]
@@ -183,7 +184,7 @@ def test_why_a_stage_ended_and_its_warnings_are_read_with_the_job(jobs_or_forget
     submit(jobs, "d")
     register(jobs, "w")
     [claimed] = claim(jobs, "w")
-    jobs.complete([done(claimed, "w", finish_reason="length", warnings=[CUT])])
+    jobs.report([done(claimed, "w", finish_reason="length", warnings=[CUT])])
     job = jobs.get(claimed.job_id)
     assert [(stage.status, stage.finish_reason) for stage in job.stages] == [
         (StageRunState.SUCCEEDED, "length"),
@@ -197,7 +198,7 @@ def test_a_retry_forgets_how_the_stage_had_ended(jobs: Jobs) -> None:
     register(jobs, "w")
     submit(jobs, "d", graph={"first": []})
     [claimed] = claim(jobs, "w")
-    jobs.complete([done(claimed, "w", finish_reason="length", warnings=[CUT])])
+    jobs.report([done(claimed, "w", finish_reason="length", warnings=[CUT])])
     jobs.retry(claimed.job_id, from_stage="first")
     job = jobs.get(claimed.job_id)
     assert (job.stages[0].finish_reason, job.warnings) == (None, [])
@@ -208,5 +209,5 @@ def test_many_ends_keep_each_their_own_reason(jobs: Jobs) -> None:
     submit(jobs, "d", 40, graph={"first": []})
     claims = claim(jobs, "w")
     reasons = {each.job_id: reason for each, reason in zip(claims, 20 * ["length", None], strict=True)}
-    jobs.complete([done(each, "w", finish_reason=reasons[each.job_id]) for each in claims])
+    jobs.report([done(each, "w", finish_reason=reasons[each.job_id]) for each in claims])
     assert {job.id: job.stages[0].finish_reason for job in jobs.list(limit=100).jobs} == reasons

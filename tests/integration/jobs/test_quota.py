@@ -24,11 +24,13 @@ from tests.integration.job_steps import (
     complete_all,
     complete_each,
     done,
+    fail,
     failed,
     new_job,
     pass_time,
     register,
     register_each,
+    release,
     stages,
 )
 from tests.services.postgres import until_one_waits_for_a_lock
@@ -129,22 +131,22 @@ def test_the_jobs_of_all_pipelines_count(jobs: Jobs) -> None:
 
 
 def complete(jobs: Jobs, claimed: Claim) -> set[str]:
-    [outcome] = jobs.complete([done(claimed, "first")])
+    [outcome] = jobs.report([done(claimed, "first")])
     return set(outcome.queues)
 
 
-def fail(jobs: Jobs, claimed: Claim) -> set[str]:
-    return set(jobs.fail(failed(claimed, "first", ModelError("no"))).queues)
+def fail_for_good(jobs: Jobs, claimed: Claim) -> set[str]:
+    return set(fail(jobs, failed(claimed, "first", ModelError("no"))).queues)
 
 
 def quarantine(jobs: Jobs, claimed: Claim) -> set[str]:
     for _ in range(TWICE.worker_lost):
-        jobs.fail(failed(claimed, "first", WorkerLost()))
+        fail(jobs, failed(claimed, "first", WorkerLost()))
         [claimed] = claim(jobs, "first", 1)
-    return set(jobs.fail(failed(claimed, "first", WorkerLost())).queues)
+    return set(fail(jobs, failed(claimed, "first", WorkerLost())).queues)
 
 
-@pytest.mark.parametrize("end", [complete, fail, quarantine])
+@pytest.mark.parametrize("end", [complete, fail_for_good, quarantine])
 @pytest.mark.usefixtures("tenants")
 def test_the_end_of_a_running_job_lets_in_the_next(
     jobs: Jobs, database: Database, end: Callable[[Jobs, Claim], set[str]]
@@ -165,7 +167,7 @@ def test_a_job_counts_until_its_last_stage_run_has_stopped(jobs: Jobs) -> None:
     claimed, _ = claim(jobs, "first", 2)
     assert jobs.cancel(ids[0]) is JobState.CANCELLING
     assert held(jobs) == {ids[2]}
-    assert jobs.release([(claimed.stage_run_id, claimed.attempt)], "first") == {"echo.first"}
+    assert release(jobs, [(claimed.stage_run_id, claimed.attempt)], "first") == {"echo.first"}
     assert held(jobs) == set()
 
 
@@ -194,14 +196,14 @@ def test_a_retry_is_held_as_a_submit_is(jobs: Jobs, database: Database) -> None:
     [retried] = submit(jobs, graph=CHAIN)
     complete_all(jobs, "first")
     [claimed] = claim(jobs, "second")
-    jobs.fail(failed(claimed, "second", ModelError("no")))
+    fail(jobs, failed(claimed, "second", ModelError("no")))
     others = submit(jobs, 2)
     assert jobs.retry(retried) == set()
     assert stages(jobs, retried) == {"first": "succeeded", "second": "pending"}
     assert held(jobs) == {retried}
     # A late report of the attempt before changes nothing.
-    jobs.fail(failed(claimed, "second", ModelError("no")))
-    jobs.complete([done(claimed, "second")])
+    fail(jobs, failed(claimed, "second", ModelError("no")))
+    jobs.report([done(claimed, "second")])
     assert held(jobs) == {retried}
     jobs.cancel(others[0])
     assert stages(jobs, retried) == {"first": "succeeded", "second": "queued"}
@@ -282,9 +284,9 @@ def test_the_limit_holds_while_all_come_and_go_at_once(database: Database, datab
             claims = claim(jobs, worker, 2)
             if step % 3 == 0:
                 jobs.cancel(first)
-            jobs.complete([done(each, worker) for each in claims[:1]])
+            jobs.report([done(each, worker) for each in claims[:1]])
             for each in claims[1:]:
-                jobs.fail(failed(each, worker, ModelError("no")))
+                fail(jobs, failed(each, worker, ModelError("no")))
                 if jobs.get(each.job_id).status is JobState.FAILED:
                     jobs.retry(each.job_id)
             seen.add(sum(counted(database).values()))
@@ -352,7 +354,7 @@ def test_who_joins_while_old_jobs_are_let_in_comes_behind_what_waits(jobs: Jobs)
     assert {old[0], old[1]} <= {each.job_id for each in done_first}
     for each in done_first:
         if each.job_id in old:
-            jobs.complete([done(each, "w")])
+            jobs.report([done(each, "w")])
     assert held(jobs) == set()
     late = submit(jobs, 5, tenant="late")
     order = [claim(jobs, "w", 1)[0].job_id for _ in range(8)]

@@ -10,7 +10,18 @@ from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import EstimateView
-from tests.integration.job_steps import DIAMOND, claim, done, failed, new_job, pass_time, register, register_each
+from tests.integration.job_steps import (
+    DIAMOND,
+    claim,
+    done,
+    fail,
+    failed,
+    new_job,
+    pass_time,
+    register,
+    register_each,
+    release,
+)
 
 ONLY: dict[str, list[str]] = {"first": []}
 
@@ -60,7 +71,7 @@ def test_each_stage_of_a_high_job_is_claimed_for_kept_slots_and_rings_for_them(j
     for stage in DIAMOND:
         [claimed] = jobs.claim(stage, 0, of_high=9).claims
         assert (claimed.job_id, claimed.stage) == (submitted.job_id, stage)
-        [outcome] = jobs.complete([done(claimed, stage)])
+        [outcome] = jobs.report([done(claimed, stage)])
         rung.update(outcome.queues)
     assert rung == {"echo.b.high", "echo.c.high", "echo.d.high"}
 
@@ -69,9 +80,9 @@ def test_what_a_retry_a_release_or_a_loss_queues_again_stays_high(jobs: Jobs, da
     [job_id] = submit(jobs, Priority.HIGH)
     register(jobs, "w", slot="slot", lease_s=10_000)
     [claimed] = jobs.claim("w", 0, of_high=1).claims
-    assert jobs.release([(claimed.stage_run_id, 1)], "w") == {"echo.first.high"}
+    assert release(jobs, [(claimed.stage_run_id, 1)], "w") == {"echo.first.high"}
     [claimed] = jobs.claim("w", 0, of_high=1).claims
-    jobs.fail(failed(claimed, "w", OutOfMemory()))
+    fail(jobs, failed(claimed, "w", OutOfMemory()))
     assert job_ids(jobs.claim("w", 0, of_high=1)) == [], "it is not due"
     pass_time(database, 100)
     assert job_ids(jobs.claim("w", 0, of_high=1)) == [job_id]
@@ -91,7 +102,7 @@ def test_a_held_high_job_waits_for_its_quota(jobs: Jobs, database: Database) -> 
     [high] = submit(jobs, Priority.HIGH, tenant="few")
     assert job_ids(jobs.claim("w", 0, of_high=1)) == []
     [claimed] = claim(jobs, "w")
-    [outcome] = jobs.complete([done(claimed, "w")])
+    [outcome] = jobs.report([done(claimed, "w")])
     assert outcome.queues == {"echo.first.high"}
     assert job_ids(jobs.claim("w", 0, of_high=1)) == [high]
 
@@ -134,7 +145,7 @@ def test_what_is_claimed_for_kept_slots_moves_the_virtual_time_no_further_than_t
     assert first.job_id == held[0]
     assert job_ids(jobs.claim("w", 0, of_high=25)) == high[:25]
     assert claimed_turn() == turns_of(others)[0] < turns_of(high)[24], "where the line has got to"
-    jobs.complete([done(first, "w")])
+    jobs.report([done(first, "w")])
     assert turns_of(held)[1] < turns_of(others)[2], "a job that is let in comes into the line, not behind it"
     assert len(jobs.claim("w", 100, of_high=9).claims) == 9
     assert claimed_turn() == turns_of(high)[-1], "nothing waits before it"

@@ -18,11 +18,13 @@ from tests.integration.job_steps import (
     claim,
     complete_all,
     done,
+    fail,
     failed,
     new_job,
     pass_time,
     register,
     register_each,
+    release,
     stages,
 )
 
@@ -66,17 +68,17 @@ def test_the_newest_two_go_to_the_next_attempt_and_those_before_are_garbage(jobs
     assert garbage(jobs) == []
     assert jobs.record_snapshots([new]) == [True]
     assert garbage(jobs) == [oldest.ref.key]
-    jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
+    release(jobs, [(claimed.stage_run_id, claimed.attempt)], "first")
     [again] = claim(jobs, "first")
     assert (again.attempt, again.snapshot) == (2, stored(new, old))
     # They last until the next attempts have their own.
-    jobs.fail(failed(again, "first", Fenced()))
+    fail(jobs, failed(again, "first", Fenced()))
     [third] = claim(jobs, "first")
     assert (third.attempt, third.snapshot) == (3, stored(new, old))
     newest = snapshot(third, 1, steps_done=40)
     assert jobs.record_snapshots([newest]) == [True]
     assert garbage(jobs) == [oldest.ref.key, old.ref.key]
-    jobs.release([(third.stage_run_id, third.attempt)], "first")
+    release(jobs, [(third.stage_run_id, third.attempt)], "first")
     [fourth] = claim(jobs, "first")
     assert fourth.snapshot == stored(newest, new)
 
@@ -85,13 +87,13 @@ def test_several_in_one_trip(jobs: Jobs) -> None:
     register(jobs, "first")
     jobs.submit_all([new_job() for _ in range(3)])
     one, two, three = claim(jobs, "first")
-    jobs.release([(three.stage_run_id, three.attempt)], "first")
+    release(jobs, [(three.stage_run_id, three.attempt)], "first")
     oldest, old, new = (snapshot(one, number, steps_done=10 + number) for number in (1, 2, 3))
     others = [snapshot(three, 1), snapshot(two, 1)]
     assert jobs.record_snapshots([]) == []
     assert jobs.record_snapshots([oldest, old, *others, new]) == [True, True, False, True, True]
     assert garbage(jobs) == [oldest.ref.key]
-    jobs.release([(each.stage_run_id, each.attempt) for each in (one, two)], "first")
+    release(jobs, [(each.stage_run_id, each.attempt) for each in (one, two)], "first")
     assert {each.job_id: each.snapshot for each in claim(jobs, "first")} == {
         one.job_id: stored(new, old),
         two.job_id: stored(others[1]),
@@ -124,7 +126,7 @@ def test_one_that_is_recorded_stays_so_though_its_attempt_is_over(jobs: Jobs, cl
     """Else its worker, which never heard of the commit, would delete the next attempt's object."""
     kept = snapshot(claimed, 1)
     assert jobs.record_snapshots([kept]) == [True]
-    jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
+    release(jobs, [(claimed.stage_run_id, claimed.attempt)], "first")
     assert jobs.record_snapshots([kept]) == [True]
     [again] = claim(jobs, "first")
     assert again.snapshot == stored(kept)
@@ -141,10 +143,10 @@ def test_with_its_end_it_is_garbage(jobs: Jobs, claimed: Claim, database: Databa
     jobs.record_snapshots([last])
     attempt = (claimed.stage_run_id, claimed.attempt)
     if end == "complete":
-        [outcome] = jobs.complete([done(claimed, "first")])
+        [outcome] = jobs.report([done(claimed, "first")])
         assert outcome.won
     elif end == "fail":
-        jobs.fail(failed(claimed, "first", ModelError()))
+        fail(jobs, failed(claimed, "first", ModelError()))
     else:
         if end == "cancel":
             assert jobs.cancel(claimed.job_id) is JobState.CANCELLING
@@ -154,7 +156,7 @@ def test_with_its_end_it_is_garbage(jobs: Jobs, claimed: Claim, database: Databa
             jobs.rescue()
         assert jobs.record_snapshots([last]) == [True], "it runs until its worker stops it"
         assert garbage(jobs) == []
-        jobs.release([attempt], "first")
+        release(jobs, [attempt], "first")
     assert garbage(jobs) == [last.ref.key]
     assert jobs.record_snapshots([snapshot(claimed, 2)]) == [False]
     with database.begin() as tx:
@@ -170,14 +172,14 @@ def test_of_a_stage_run_that_waits_it_goes_with_the_job(jobs: Jobs) -> None:
         [claimed] = claim(jobs, "first")
         kept.append(snapshot(claimed, 1))
         jobs.record_snapshots(kept[-1:])
-        jobs.fail(failed(claimed, "first", OutOfMemory()))  # queued again, and not due
+        fail(jobs, failed(claimed, "first", OutOfMemory()))  # queued again, and not due
         assert garbage(jobs) == [each.ref.key for each in kept[:-1]]
         [other] = claim(jobs, "second")
         if len(kept) == 1:
             jobs.cancel(claimed.job_id)
-            assert jobs.release([(other.stage_run_id, 1)], "second") == set()
+            assert release(jobs, [(other.stage_run_id, 1)], "second") == set()
         else:
-            jobs.fail(failed(other, "second", ModelError()))
+            fail(jobs, failed(other, "second", ModelError()))
         assert stages(jobs, claimed.job_id)["first"] == "cancelled"
         assert garbage(jobs) == [each.ref.key for each in kept]
 
@@ -185,7 +187,7 @@ def test_of_a_stage_run_that_waits_it_goes_with_the_job(jobs: Jobs) -> None:
 def test_a_users_retry_begins_anew(jobs: Jobs, claimed: Claim) -> None:
     last = snapshot(claimed, 1)
     jobs.record_snapshots([last])
-    jobs.fail(failed(claimed, "first", ModelError()))
+    fail(jobs, failed(claimed, "first", ModelError()))
     assert garbage(jobs) == [last.ref.key]
     jobs.retry(claimed.job_id)
     [again] = claim(jobs, "first")
@@ -197,11 +199,11 @@ def test_the_sweep_keeps_what_a_stage_run_may_need(jobs: Jobs, claimed: Claim) -
     keys = {first.ref.key, second.ref.key}
     jobs.record_snapshots([first])
     assert jobs.orphans(sorted(keys)) == set(), "of an attempt that runs, all stay"
-    jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
+    release(jobs, [(claimed.stage_run_id, claimed.attempt)], "first")
     assert jobs.orphans(sorted(keys)) == {second.ref.key}
     [again] = claim(jobs, "first")
     assert jobs.orphans(sorted(keys)) == {second.ref.key}
-    jobs.complete([done(again, "first", inline_payload=b"x")])
+    jobs.report([done(again, "first", inline_payload=b"x")])
     assert jobs.orphans(sorted(keys)) == keys
     complete_all(jobs, "second")
     assert jobs.get(claimed.job_id).status is JobState.COMPLETED
@@ -238,7 +240,7 @@ def test_a_snapshot_and_an_end_at_once_leave_nothing(jobs: Jobs, database: Datab
         def end(claimed: Claim = claimed, begin: threading.Barrier = begin) -> None:
             begin.wait(10)
             jobs.cancel(claimed.job_id)
-            jobs.release([(claimed.stage_run_id, claimed.attempt)], "first")
+            release(jobs, [(claimed.stage_run_id, claimed.attempt)], "first")
 
         with ThreadPoolExecutor(2) as pool:
             recorded, ended = pool.submit(record), pool.submit(end)

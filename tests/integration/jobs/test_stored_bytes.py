@@ -19,6 +19,7 @@ from tests.integration.job_steps import (
     DIAMOND,
     claim,
     counted_bytes,
+    fail,
     failed,
     new_job,
     pass_time,
@@ -79,11 +80,11 @@ class Life:
                     results = self.jobs.submit_all([*batch, job(TENANTS[size % 3], size)])
                     self.ids += [each.job_id for each in results if not isinstance(each, OmniJobsError)]
                 case "complete":
-                    self.jobs.complete([completion(each, size) for each in claim(self.jobs, stage, 3)])
+                    self.jobs.report([completion(each, size) for each in claim(self.jobs, stage, 3)])
                 case "fail":
                     errors = (ModelError("no"), WorkerLost())
                     for each in claim(self.jobs, stage, 1):
-                        self.jobs.fail(failed(each, stage, errors[size % 2]))
+                        fail(self.jobs, failed(each, stage, errors[size % 2]))
                 case "cancel":
                     self.jobs.cancel(chosen)
                 case "retry":
@@ -172,7 +173,7 @@ def test_a_database_grows_by_what_is_counted(jobs: Jobs, database: Database) -> 
     register_each(jobs, DIAMOND, slots=1000, lease_s=1e6)
     jobs.submit_all([new_job(DIAMOND, tenant="many") for _ in range(1000)])
     for stage in DIAMOND:
-        jobs.complete([completion(each, 0) for each in claim(jobs, stage, 1000)])
+        jobs.report([completion(each, 0) for each in claim(jobs, stage, 1000)])
     grown = database.read(lambda tx: tx.execute(text(size)).scalar_one()) - before
     counted = jobs.stored_bytes("many")
     print(f"{grown / 1000:.0f} bytes a job, and counted {counted / 1000:.0f}")

@@ -19,6 +19,7 @@ from tests.integration.job_steps import (
     claim,
     complete_each,
     done,
+    fail,
     failed,
     new_job,
     pass_time,
@@ -121,7 +122,7 @@ def test_without_workers_newcomers_come_next_but_one(jobs: Jobs, database: Datab
         jobs.submit(new_job(ONLY, tenant="busy"))
     register(jobs, "w", lease_s=10)
     claims = claim(jobs, "w", 4)
-    jobs.complete([done(each, "w") for each in claims])
+    jobs.report([done(each, "w") for each in claims])
     assert jobs.retire_worker("w") == set()
     assert submit(jobs, database, tenant="b") == 6, "behind busy's fifth"
     assert submit(jobs, database, tenant="b") == 7
@@ -159,7 +160,7 @@ def test_a_retry_has_a_new_turn_and_what_is_rescued_keeps_its_own(jobs: Jobs, da
     register(jobs, "w", lease_s=10)
     first, second = (jobs.submit(new_job(ONLY)).job_id for _ in range(2))
     claims = claim(jobs, "w")
-    jobs.fail(failed(claims[0], "w", ModelError()))
+    fail(jobs, failed(claims[0], "w", ModelError()))
     third = jobs.submit(new_job(ONLY)).job_id
     jobs.retry(first)
     assert turns(database) == {second: 2 * UNIT, third: 3 * UNIT, first: 4 * UNIT}

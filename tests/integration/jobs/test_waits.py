@@ -11,7 +11,15 @@ from omni_jobs.jobs.read import calibrate, line
 from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.views import CalibrationView, WaitingView
-from tests.integration.job_steps import claim, done, failed, new_job, pass_time, register
+from tests.integration.job_steps import (
+    claim,
+    done,
+    fail,
+    failed,
+    new_job,
+    pass_time,
+    register,
+)
 
 ONE = {"first": []}
 
@@ -66,7 +74,7 @@ def test_an_obstacle_is_named_rather_than_the_turn(jobs: Jobs, database: Databas
     assert (found.reason, found.message, found.estimate) == ("paused", "stage first is paused", None)
     jobs.resume(StageId(PipelineId("echo", ""), "first"))
     [claimed] = claim(jobs, "w2")
-    jobs.fail(failed(claimed, "w2", OutOfMemory("none left")))
+    fail(jobs, failed(claimed, "w2", OutOfMemory("none left")))
     found = waiting(jobs, job_id)
     assert found.reason == "retry_backoff"
     assert found.due_at is not None
@@ -169,7 +177,7 @@ def test_calibration_keeps_estimates_and_what_became_of_them(jobs_or_forgetful: 
     with database.begin() as tx:
         tx.execute(text("UPDATE estimates SET at = at - 2, low_s = 0, high_s = 60"))
         before = tx.execute(text("SELECT * FROM calibrations")).one()
-    jobs.complete([done(running, "w")])
+    jobs.report([done(running, "w")])
     claim(jobs, "w")  # all
     jobs.calibrate()
     [found] = jobs.calibrations()

@@ -28,7 +28,15 @@ from omni_jobs.maintenance import pruner as pruner_module
 from omni_jobs.maintenance.pruner import Pruner, PrunerPass
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, artifact_key, input_key, job_prefix, open_store, payload_key
-from tests.integration.job_steps import claim, done, failed, new_job, pass_time, register
+from tests.integration.job_steps import (
+    claim,
+    done,
+    fail,
+    failed,
+    new_job,
+    pass_time,
+    register,
+)
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
 
@@ -75,7 +83,7 @@ def run_stage(jobs: Jobs, store: ObjectStore, stage: str) -> Claim:
     else:
         ref = store.put(artifact_key(claimed.job_id, stage, claimed.attempt, "a.wav"), [b"artifact"])
         made = {"artifacts": [StoredArtifact("a.wav", "audio/wav", ref)]}
-    [outcome] = jobs.complete([done(claimed, worker, **made)])
+    [outcome] = jobs.report([done(claimed, worker, **made)])
     assert outcome.won
     return claimed
 
@@ -92,7 +100,7 @@ def half_failed(jobs: Jobs, store: ObjectStore) -> str:
     job_id = submitted(jobs, store)
     run_stage(jobs, store, "first")
     [claimed] = claim(jobs, "w-second")
-    jobs.fail(failed(claimed, "w-second", ModelError()))
+    fail(jobs, failed(claimed, "w-second", ModelError()))
     return job_id
 
 
@@ -468,17 +476,17 @@ class Client:
         self.pause()
         fate = self.chance.random()
         if fate < 0.15:
-            outcome = self.jobs.fail(failed(claimed, worker, ModelError()))
+            outcome = fail(self.jobs, failed(claimed, worker, ModelError()))
         elif claimed.stage == "first":
             key = payload_key(claimed.job_id, "first", claimed.attempt)
             ref = self.store.put(key, [claimed.job_id.encode()])
             self.pause()
-            [outcome] = self.jobs.complete([done(claimed, worker, payload=ref)])
+            [outcome] = self.jobs.report([done(claimed, worker, payload=ref)])
         else:
             ref = self.store.put(artifact_key(claimed.job_id, "second", claimed.attempt, "a"), [b"a"])
             self.pause()
             self.store.read(ref, max_bytes=100)  # not recorded yet, and not taken for an orphan
-            [outcome] = self.jobs.complete([done(claimed, worker, artifacts=[StoredArtifact("a", "audio/wav", ref)])])
+            [outcome] = self.jobs.report([done(claimed, worker, artifacts=[StoredArtifact("a", "audio/wav", ref)])])
         assert outcome.won
 
     def pause(self) -> None:

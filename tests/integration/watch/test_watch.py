@@ -14,7 +14,17 @@ from omni_jobs.jobs import Glance, Jobs, ProgressReport
 from omni_jobs.jobs.read import glances
 from omni_jobs.states import JobState
 from omni_jobs.watch.watch import Watch
-from tests.integration.job_steps import ANY_SCRIPT, claim, complete_each, done, failed, new_job, register, register_each
+from tests.integration.job_steps import (
+    ANY_SCRIPT,
+    claim,
+    complete_each,
+    done,
+    fail,
+    failed,
+    new_job,
+    register,
+    register_each,
+)
 
 
 @pytest.fixture
@@ -47,7 +57,7 @@ async def test_a_job_is_shown_from_its_submit_to_its_end(jobs: Jobs, watch: Watc
         for words in ("Hel", "Hello", ANY_SCRIPT):
             jobs.report_progress([ProgressReport(run.stage_run_id, run.attempt, 1, None, "tokens", text=words)])
             assert await shown(changes) == ("in_progress", ["first running 1", "second pending 0"], [words, None])
-        jobs.fail(failed(run, "first", OutOfMemory("no room", stage="first")))
+        fail(jobs, failed(run, "first", OutOfMemory("no room", stage="first")))
         assert await shown(changes) == ("in_progress", ["first queued 1", "second pending 0"], [None, None])
         jobs.cancel(job_id)
         assert await shown(changes) == ("cancelled", ["first cancelled 1", "second cancelled 0"], [None, None])
@@ -60,7 +70,7 @@ async def test_the_progress_of_what_has_ended_is_read_no_more(jobs: Jobs) -> Non
     [run] = claim(jobs, "first")
     jobs.report_progress([ProgressReport(run.stage_run_id, run.attempt, 1, None, "tokens", text="Hello")])
     assert jobs.glances([job_id], [job_id])[job_id].runs[0].progress is not None
-    jobs.complete([done(run, "first")])
+    jobs.report([done(run, "first")])
     assert jobs.glances([job_id], [job_id])[job_id].runs[0].progress_json is None
     assert jobs.glances([job_id]) == {job_id: Glance(JobState.IN_PROGRESS)}
 

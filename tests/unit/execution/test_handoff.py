@@ -33,7 +33,6 @@ CLAIM = Claim(
     seed=1,
     upstream={},
     has_successors=True,
-    failures={},
     alone=False,
 )
 ARTIFACT = artifact_key("job-1", "first", 3, "audio.wav")

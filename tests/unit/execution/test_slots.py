@@ -9,7 +9,7 @@ from workers.execution.slots import Slots
 
 
 def claim(*, is_high: bool = False, alone: bool = False) -> Claim:
-    return Claim(1, "job-1", "first", 1, "echo", {}, (), 0, {}, False, {}, alone, None, is_high)
+    return Claim(1, "job-1", "first", 1, "echo", {}, (), 0, {}, False, alone, None, is_high)
 
 
 @given(

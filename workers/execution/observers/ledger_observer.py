@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_jobs.jobs import Claim, Completion, Failure, Outcome
+from omni_jobs.jobs import Claim, Outcome, Report
 
 
 class LedgerObserver:
@@ -13,8 +13,5 @@ class LedgerObserver:
     def claimed(self, claims: Sequence[Claim]) -> None:
         """These stage runs are this worker's from now on; perhaps none is, because none waited."""
 
-    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+    def ended(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> None:
         """These reports have been answered; where the outcome is not ``won`` the attempt was over already."""
-
-    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """These attempts, each by its stage run's id and its number, were handed back."""

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from omni_jobs.jobs import Claim, Completion, Failure, Outcome
+from omni_jobs.jobs import Claim, Outcome, Release, Report
 from workers.execution.observers.ledger_observer import LedgerObserver
 
 _WINDOW_S = 60.0
@@ -25,15 +25,12 @@ class RunTimes(LedgerObserver):
     def claimed(self, claims: Sequence[Claim]) -> None:
         self._claimed_at.update(dict.fromkeys((claim.stage_run_id for claim in claims), time.monotonic()))
 
-    def ended(self, ends: Sequence[Completion | Failure], outcomes: Sequence[Outcome]) -> None:
+    def ended(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> None:
         at = time.monotonic()
-        for end in ends:
-            if (claimed_at := self._claimed_at.pop(end.stage_run_id, None)) is not None:
+        for report in reports:
+            claimed_at = self._claimed_at.pop(report.stage_run_id, None)
+            if claimed_at is not None and not isinstance(report, Release):
                 self.note(at, at - claimed_at)
-
-    def released(self, attempts: Sequence[tuple[int, int]]) -> None:
-        for stage_run_id, _ in attempts:
-            self._claimed_at.pop(stage_run_id, None)
 
     def note(self, at: float, run_s: float) -> None:
         """Note that a stage run ended ``at`` this time, in seconds of any clock, ``run_s`` after its claim."""

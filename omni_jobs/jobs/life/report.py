@@ -1,0 +1,116 @@
+"""Report: the ends of running stage runs, completed, failed or handed back; and cancel, which asks for an end."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Text, bindparam, select
+
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
+from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
+from omni_jobs.errors import StageError
+from omni_jobs.jobs.life.successors import ACTIVE, Run
+from omni_jobs.jobs.life.transition import JobTransition
+from omni_jobs.jobs.values import Completion, Failure, Outcome, Release, Report
+from omni_jobs.states import JobState, StageRunState
+
+_ARTIFACTS_OF_JOBS = select(ArtifactRow.job_id, ArtifactRow.name).where(
+    one_of(ArtifactRow.job_id, bindparam("ids", type_=Text))
+)
+_Attempt = tuple[int, int, str]  # stage run id, attempt, worker
+
+
+def report(tx: Connection, reports: Sequence[Report], prune_after_s: float = 0.0) -> Sequence[Outcome]:
+    """Record how attempts have ended, and return the outcomes in the order of the reports.
+
+    Completion  The stage run has succeeded. Successors whose inputs have all succeeded are queued, and a job whose
+                stage runs have all succeeded is completed. It is not ``won``, and nothing of it is kept, when the job
+                is to stop, or has an artifact of the same name, which fails the stage run.
+    Failure     The stage run is queued again while its stage has retries left of the error's retry class: due at once
+                if its worker was lost or fenced, else after a pause. Otherwise its job fails.
+    Release     The stage run is queued again, and no failure is counted.
+
+    A stage run that is not to go on, because its job is to stop, is cancelled instead of queued. A report of an attempt
+    that is over changes nothing, and is ``won`` only if it is recorded already: the answer to it may have been lost.
+    The pruner checks jobs that have ended and left no payloads after ``prune_after_s``.
+    """
+    if not reports:
+        return ()
+    transition = JobTransition.of_stage_runs(tx, [report.stage_run_id for report in reports])
+    names = _artifact_names(tx, transition, reports)
+    recorded = _recorded_errors(tx, transition, reports)
+    won = [_note(transition, report, names, recorded) for report in reports]
+    transition.write(prune_after_s)
+    return [_outcome(transition, report, is_won) for report, is_won in zip(reports, won, strict=True)]
+
+
+def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]], recorded: set[_Attempt]) -> bool:
+    """Note one report, and return whether it is recorded.
+
+    ``names`` are the artifacts there are, as (job id, name); those of a completion are added. ``recorded`` are the
+    attempts whose errors are.
+    """
+    run = transition.find(StageRunState.RUNNING, *_attempt(report))
+    if run is None:
+        has_succeeded = transition.find(StageRunState.SUCCEEDED, *_attempt(report)) is not None
+        return has_succeeded if isinstance(report, Completion) else _attempt(report) in recorded
+    if isinstance(report, Failure):
+        transition.fail(run, report.error)
+        return True
+    if isinstance(report, Release) or not transition.is_active(run):
+        transition.hand_back(run)
+        return isinstance(report, Release)
+    new = [artifact.name for artifact in report.artifacts]
+    taken = sorted({name for name in new if (run.job_id, name) in names or new.count(name) > 1})
+    if taken:
+        transition.fail(run, StageError(f"artifact {taken[0]!r} is there already", stage=run.stage, key=taken[0]))
+        return False
+    names.update((run.job_id, name) for name in new)
+    transition.succeed(run, report)
+    return True
+
+
+def _attempt(report: Report) -> _Attempt:
+    return report.stage_run_id, report.attempt, report.worker_id
+
+
+def _outcome(transition: JobTransition, report: Report, won: bool) -> Outcome:
+    run = transition.runs.get(report.stage_run_id)
+    successors: list[Run] = []
+    if run is not None and isinstance(report, Completion) and run.state == StageRunState.SUCCEEDED:
+        # Not only what ``write`` has just queued: a repeated completion queues nothing, and rings once more.
+        successors = [other for other in transition.runs_of(run.job_id) if run.stage in other.inputs]
+    return Outcome(won, transition.queues(successors))
+
+
+def _recorded_errors(tx: Connection, transition: JobTransition, reports: Sequence[Report]) -> set[_Attempt]:
+    """Return the attempts whose errors are recorded, of the stage runs that failed and do not run the attempt."""
+    failed = [report for report in reports if isinstance(report, Failure)]
+    over = [each for each in failed if transition.find(StageRunState.RUNNING, *_attempt(each)) is None]
+    if not over:
+        return set()
+    error = AttemptErrorRow
+    of_runs = error.stage_run_id.in_([report.stage_run_id for report in over])
+    return set(tx.execute(select(error.stage_run_id, error.attempt, error.worker).where(of_runs)).tuples())
+
+
+def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence[Report]) -> set[tuple[str, str]]:
+    """Return (job id, name) of the artifacts there are, of the jobs that are to get new ones."""
+    bringing = [report.stage_run_id for report in reports if isinstance(report, Completion) and report.artifacts]
+    job_ids = sorted({run.job_id for each in bringing if (run := transition.runs.get(each)) is not None})
+    if not job_ids:
+        return set()
+    return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}).tuples())
+
+
+def cancel(tx: Connection, job_id: str) -> JobState:
+    """Cancel a job, and return its state afterwards. Raises NotFound.
+
+    Its waiting stage runs are cancelled at once. While one runs, the job is ``cancelling``, until its worker has
+    stopped it. A job that has ended keeps its state. If another job is let in instead, nobody rings for it: workers
+    with free slots find it when they poll.
+    """
+    transition = JobTransition.of_job(tx, job_id)
+    if transition.states[job_id] in ACTIVE:
+        transition.stop({job_id: None})
+        transition.write()
+    return transition.states[job_id]
