@@ -13,7 +13,8 @@ client three times as much.
 
 In a file, a line ``-- NAME: what it does`` names the text below it. Below a line ``-- postgresql`` or ``-- sqlite``
 stands that database's text; a text without such lines is for both. Other lines that begin with ``--`` are comments.
-``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``. Parameters are text. ``:ids`` is a
+``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``; ``{in name}`` for "is one of the rows
+of" that query, as each database reads it without a scan. Parameters are text. ``:ids`` is a
 JSON list. In bulk, PostgreSQL has ``{rows}``, a table, and ``{keys}`` or ``{key_names}``, "is one of the rows' first
 values"; SQLite has a row's values as parameters, of their own types.
 """
@@ -34,6 +35,7 @@ from omni_jobs.database.tables import encode_json
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^-- ([a-z]\w*): .+\n", re.MULTILINE)
+_SLOT = re.compile(r"\{(in )?(\w+)\}")
 _DIALECT = re.compile(r"^-- (postgresql|sqlite)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
 _WORDS = Path(__file__).with_name("words.sql")
@@ -52,12 +54,17 @@ class _Compiled(NamedTuple):
 def texts(path: Path, dialect: str) -> Mapping[str, str]:
     """Return the texts of a file for a dialect by name, with the words. Raises KeyError for an unknown ``{name}``."""
     known = dict(texts(_WORDS, dialect)) if path != _WORDS else {}
+    is_one_of = "= ANY (ARRAY({}))" if dialect == "postgresql" else "IN ({})"
+
+    def fill(slot: re.Match[str]) -> str:
+        return (is_one_of if slot[1] else "{}").format(known[slot[2]])
+
     _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
     for name, body in zip(parts[::2], parts[1::2], strict=True):
         of_both, *of_one = _DIALECT.split(body)
         text = dict(zip(of_one[::2], of_one[1::2], strict=True)).get(dialect) if of_one else of_both
         if text is not None:
-            known[name] = re.sub(r"\{(\w+)\}", lambda found: known[found[1]], _COMMENT.sub("", text).strip())
+            known[name] = _SLOT.sub(fill, _COMMENT.sub("", text)).strip()
     return known
 
 

@@ -34,3 +34,16 @@ IN (SELECT value FROM json_each(:keys))
 -- rows: the rows of a bulk statement, as a table.
 -- postgresql
 json_to_recordset(CAST(:rows AS json))
+
+-- jobs_of_runs: the jobs of the stage runs whose ids are the numbers of the JSON list ":ids".
+SELECT job_id FROM stage_runs WHERE id {ids}
+
+-- lock: keeps rows as they are until the transaction's end. On SQLite a writer has the whole file to itself.
+-- postgresql
+FOR NO KEY UPDATE
+-- sqlite
+
+-- lock_free_runs: the same of those rows of "run" that nobody has locked; the others are left out.
+-- postgresql
+FOR UPDATE OF run SKIP LOCKED
+-- sqlite

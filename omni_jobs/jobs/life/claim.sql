@@ -29,73 +29,36 @@ SET state = 'running', attempt = attempt + 1, owner = :worker, started_at = {now
 -- is_claimable: no suspect itself, and no suspect waits.
 run.apart IS NULL AND {has_lease} AND NOT EXISTS ({suspect})
 
--- claim_next: claims the stage runs of the line with the lowest turns.
--- postgresql
-{claimed}
-WHERE id = ANY (ARRAY(
-    SELECT run.id FROM stage_runs AS run
-    WHERE {in_line} AND {is_claimable}
-    ORDER BY run.turn, run.id
-    LIMIT CAST(:at_most AS integer)
-    FOR UPDATE OF run SKIP LOCKED))
-RETURNING id
--- sqlite
-{claimed}
-WHERE id IN (
-    SELECT run.id FROM stage_runs AS run
-    WHERE {in_line} AND {is_claimable}
-    ORDER BY run.turn, run.id
-    LIMIT CAST(:at_most AS integer))
-RETURNING id
+-- next_in_line: the stage runs of the line with the lowest turns.
+SELECT run.id FROM stage_runs AS run
+WHERE {in_line} AND {is_claimable}
+ORDER BY run.turn, run.id
+LIMIT CAST(:at_most AS integer)
+{lock_free_runs}
 
--- claim_next_high: claims those of high jobs.
--- Their index alone serves it, because the state is written as in its predicate.
--- postgresql
-{claimed}
-WHERE id = ANY (ARRAY(
-    SELECT run.id FROM stage_runs AS run
-    WHERE {of_worker} AND run.is_high AND run.state || '' = 'queued' AND {is_claimable}
-    ORDER BY run.turn, run.id
-    LIMIT CAST(:at_most AS integer)
-    FOR UPDATE OF run SKIP LOCKED))
-RETURNING id
--- sqlite
-{claimed}
-WHERE id IN (
-    SELECT run.id FROM stage_runs AS run
-    WHERE {of_worker} AND run.is_high AND run.state || '' = 'queued' AND {is_claimable}
-    ORDER BY run.turn, run.id
-    LIMIT CAST(:at_most AS integer))
-RETURNING id
+-- claim_next: claims them.
+{claimed} WHERE id {in next_in_line} RETURNING id
+
+-- next_high: those of high jobs. Their index alone serves it, because the state is written as in its predicate.
+SELECT run.id FROM stage_runs AS run
+WHERE {of_worker} AND run.is_high AND run.state || '' = 'queued' AND {is_claimable}
+ORDER BY run.turn, run.id
+LIMIT CAST(:at_most AS integer)
+{lock_free_runs}
+
+-- claim_next_high: claims them.
+{claimed} WHERE id {in next_high} RETURNING id
 
 -- the_suspect: the suspect of this id, if it is still free.
--- postgresql
 SELECT run.id FROM stage_runs AS run
 WHERE run.id = CAST(:suspect AS bigint) AND run.state || '' = 'queued' AND {is_free_suspect} AND {has_lease}
-FOR UPDATE OF run SKIP LOCKED
--- sqlite
-SELECT run.id FROM stage_runs AS run
-WHERE run.id = CAST(:suspect AS integer) AND run.state || '' = 'queued' AND {is_free_suspect} AND {has_lease}
+{lock_free_runs}
 
 -- claim_suspect: claims the suspect.
--- postgresql
-{claimed}
-WHERE id = ANY (ARRAY({the_suspect}))
-RETURNING id
--- sqlite
-{claimed}
-WHERE id IN ({the_suspect})
-RETURNING id
+{claimed} WHERE id {in the_suspect} RETURNING id
 
 -- set_suspect_apart: sets the suspect apart for this worker, which runs it once it is idle.
--- postgresql
-UPDATE stage_runs SET apart = :worker
-WHERE id = ANY (ARRAY({the_suspect}))
-RETURNING id
--- sqlite
-UPDATE stage_runs SET apart = :worker
-WHERE id IN ({the_suspect})
-RETURNING id
+UPDATE stage_runs SET apart = :worker WHERE id {in the_suspect} RETURNING id
 
 -- running_of_worker: all stage runs that SQL has as running on the worker.
 SELECT id FROM stage_runs WHERE state = 'running' AND owner = :worker
@@ -107,13 +70,13 @@ UPDATE jobs
 SET state = 'in_progress', started_at = (SELECT max(run.started_at) FROM stage_runs AS run WHERE run.job_id = jobs.id)
 WHERE id = ANY (ARRAY(
     SELECT job.id FROM jobs AS job
-    WHERE job.id = ANY (ARRAY(SELECT job_id FROM stage_runs WHERE id {ids})) AND job.state || '' = 'queued'
+    WHERE job.id {in jobs_of_runs} AND job.state || '' = 'queued'
     FOR NO KEY UPDATE SKIP LOCKED))
 RETURNING id
 -- sqlite
 UPDATE jobs
 SET state = 'in_progress', started_at = (SELECT max(run.started_at) FROM stage_runs AS run WHERE run.job_id = jobs.id)
-WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids}) AND state || '' = 'queued'
+WHERE id {in jobs_of_runs} AND state || '' = 'queued'
 RETURNING id
 
 -- claimed_stage_runs: reads the claimed stage runs in the order of their turns.
@@ -122,20 +85,14 @@ WHERE id {ids}
 ORDER BY turn, id
 
 -- claimed_jobs: reads their jobs.
--- postgresql
-SELECT id, pipeline, request, media, seed FROM jobs
-WHERE id = ANY (ARRAY(SELECT job_id FROM stage_runs WHERE id {ids}))
--- sqlite
-SELECT id, pipeline, request, media, seed FROM jobs WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids})
+SELECT id, pipeline, request, media, seed FROM jobs WHERE id {in jobs_of_runs}
 
--- claimed_payloads: reads the payloads of the earlier stages of those that have inputs.
--- postgresql
+-- jobs_with_inputs: the jobs of those that have inputs.
+{jobs_of_runs} AND inputs <> '[]'
+
+-- claimed_payloads: reads the payloads of their earlier stages.
 SELECT job_id, stage, payload_ref, payload_inline FROM stage_runs
-WHERE job_id = ANY (ARRAY(SELECT job_id FROM stage_runs WHERE id {ids} AND inputs <> '[]'))
-    AND state || '' = 'succeeded'
--- sqlite
-SELECT job_id, stage, payload_ref, payload_inline FROM stage_runs
-WHERE job_id IN (SELECT job_id FROM stage_runs WHERE id {ids} AND inputs <> '[]') AND state || '' = 'succeeded'
+WHERE job_id {in jobs_with_inputs} AND state || '' = 'succeeded'
 
 -- note_turn: notes how far the worker has got in its line.
 UPDATE workers SET turn = (SELECT max(turn) FROM stage_runs WHERE id {ids})

@@ -2,16 +2,10 @@
 SELECT id, state, ending, tenant, {now} FROM jobs
 
 -- lock_jobs: locks jobs in the order of their ids.
--- postgresql
-{job_locks} WHERE id {names} ORDER BY id FOR NO KEY UPDATE
--- sqlite
-{job_locks} WHERE id {names} ORDER BY id
+{job_locks} WHERE id {names} ORDER BY id {lock}
 
 -- lock_jobs_of_stage_runs: locks the jobs of stage runs in the order of their ids.
--- postgresql
-{job_locks} WHERE id = ANY (ARRAY(SELECT job_id FROM stage_runs WHERE id {ids})) ORDER BY id FOR NO KEY UPDATE
--- sqlite
-{job_locks} WHERE id IN (SELECT job_id FROM stage_runs WHERE id {ids}) ORDER BY id
+{job_locks} WHERE id {in jobs_of_runs} ORDER BY id {lock}
 
 -- stage_run_columns: what a transition reads of a stage run.
 -- The rows have no order, because for one the planner might walk the whole primary key.
@@ -24,10 +18,7 @@ FROM stage_runs
 {stage_run_columns} WHERE job_id {names}
 
 -- stage_runs_of_same_jobs: reads all stage runs of the jobs of these.
--- postgresql
-{stage_run_columns} WHERE job_id = ANY (ARRAY(SELECT job_id FROM stage_runs WHERE id {ids}))
--- sqlite
-{stage_run_columns} WHERE job_id IN (SELECT job_id FROM stage_runs WHERE id {ids})
+{stage_run_columns} WHERE job_id {in jobs_of_runs}
 
 -- is_running: the row's stage run, while it runs the row's attempt.
 -- postgresql

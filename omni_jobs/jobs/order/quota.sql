@@ -18,11 +18,7 @@ ON CONFLICT DO NOTHING
 DELETE FROM quota_jobs WHERE job_id {names} RETURNING 1
 
 -- lock_tenant: locks a tenant's row, and reads its weight and limits.
--- postgresql
-SELECT weight, limits FROM tenants WHERE name = :tenant
-FOR NO KEY UPDATE
--- sqlite
-SELECT weight, limits FROM tenants WHERE name = :tenant
+SELECT weight, limits FROM tenants WHERE name = :tenant {lock}
 
 -- count_let_in: counts a tenant's jobs that are let in, which have not ended, and reads the last place of these.
 SELECT count(*), max(turn) FROM quota_jobs WHERE tenant = :tenant AND is_let_in = true

@@ -32,7 +32,7 @@ def test_every_text_is_used_beside_it(path: Path) -> None:
     else:
         names -= set(texts(WORDS, "postgresql"))
         named = content + path.with_suffix(".py").read_text(encoding="utf-8")
-    assert names <= {*re.findall(r'"(\w+)"', named), *re.findall(r"\{(\w+)\}", named)}
+    assert names <= {*re.findall(r'"(\w+)"', named), *re.findall(r"\{(?:in )?(\w+)\}", named)}
 
 
 @each_file
@@ -58,6 +58,13 @@ def test_a_text_of_one_database_and_one_of_both(tmp_path: Path) -> None:
     )
     assert texts(path, "sqlite")["each"] == "SELECT (SELECT 1)"
     assert texts(path, "postgresql")["each"] == f"SELECT {texts(WORDS, 'postgresql')['now']}, (SELECT 1)"
+
+
+def test_one_of_a_querys_rows_as_each_database_finds_them_without_a_scan(tmp_path: Path) -> None:
+    path = tmp_path / "verb.sql"
+    path.write_text("-- ids_of: a query.\nSELECT id FROM t\n\n-- all: its rows.\nDELETE FROM t WHERE id {in ids_of}\n")
+    assert texts(path, "sqlite")["all"] == "DELETE FROM t WHERE id IN (SELECT id FROM t)"
+    assert texts(path, "postgresql")["all"] == "DELETE FROM t WHERE id = ANY (ARRAY(SELECT id FROM t))"
 
 
 def test_a_text_that_names_an_unknown_one_is_an_error(tmp_path: Path) -> None:
