@@ -7,6 +7,8 @@ from sqlalchemy import Double
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from omni_jobs.database.statement import words
+
 
 class now(FunctionElement[float]):
     """The SQL expression for the database's time, in seconds since 1970 UTC; one value within a statement."""
@@ -16,16 +18,9 @@ class now(FunctionElement[float]):
     name = "now"
 
 
-@compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: Any, **options: Any) -> str:
-    # unixepoch('subsec') is younger than Debian 12's SQLite.
-    return "((julianday('now') - 2440587.5) * 86400.0)"
-
-
-@compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: Any, **options: Any) -> str:
-    # Not clock_timestamp(): no index serves a comparison with a volatile function.
-    return "extract(epoch from statement_timestamp())::double precision"
+@compiles(now)
+def _now(element: now, compiler: Any, **options: Any) -> str:
+    return words(compiler.dialect.name)["now"]
 
 
 def as_datetime(seconds: float) -> datetime:

@@ -9,6 +9,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import Integer
 
+from omni_jobs.database.statement import words
+
 
 class one_of(FunctionElement[Any]):
     """The SQL condition that a column is in a list: ``one_of(column, bindparam(…))``; ``listed`` makes the parameter.
@@ -20,16 +22,9 @@ class one_of(FunctionElement[Any]):
     name = "one_of"
 
 
-@compiles(one_of, "sqlite")
-def _one_of_sqlite(element: one_of, compiler: Any, **options: Any) -> str:
-    which, values = (compiler.process(part, **options) for part in element.clauses)
-    return f"{which} IN (SELECT value FROM json_each({values}))"  # noqa: S608 — parts that SQLAlchemy rendered
-
-
-@compiles(one_of, "postgresql")
-def _one_of_postgresql(element: one_of, compiler: Any, **options: Any) -> str:
-    # An array, not a join: whatever the statistics say, the column's index serves it.
-    which, values = (compiler.process(part, **options) for part in element.clauses)
-    type_ = "bigint" if isinstance(next(iter(element.clauses)).type, Integer) else "text"
-    members = f"SELECT value::{type_} FROM json_array_elements_text(CAST({values} AS JSON))"  # noqa: S608 — the same
-    return f"{which} = ANY (ARRAY({members}))"
+@compiles(one_of)
+def _one_of(element: one_of, compiler: Any, **options: Any) -> str:
+    column, values = (compiler.process(part, **options) for part in element.clauses)
+    is_number = isinstance(next(iter(element.clauses)).type, Integer)
+    is_in_list = words(compiler.dialect.name)["ids" if is_number else "names"]
+    return f"{column} {is_in_list.replace(':ids', values)}"

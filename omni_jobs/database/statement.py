@@ -50,10 +50,15 @@ class _Compiled(NamedTuple):
     parameters: tuple[str, ...]  # their names in order, where the driver takes them so
 
 
+def words(dialect: str) -> Mapping[str, str]:
+    """Return the texts of ``words.sql`` for a dialect by name."""
+    return texts(_WORDS, dialect)
+
+
 @cache
 def texts(path: Path, dialect: str) -> Mapping[str, str]:
     """Return the texts of a file for a dialect by name, with the words. Raises KeyError for an unknown ``{name}``."""
-    known = dict(texts(_WORDS, dialect)) if path != _WORDS else {}
+    known = dict(words(dialect)) if path != _WORDS else {}
     is_one_of = "= ANY (ARRAY({}))" if dialect == "postgresql" else "IN ({})"
 
     def fill(slot: re.Match[str]) -> str:

@@ -4,6 +4,8 @@
 -- statistics that lag behind a queue the index of a state looks short.
 
 -- now: the time in seconds since 1970 by the database's clock; one time for a whole statement.
+-- It is not clock_timestamp(), because no index serves a comparison with a volatile function, nor unixepoch('subsec'),
+-- which is younger than Debian 12's SQLite.
 -- postgresql
 extract(epoch from statement_timestamp())::double precision
 -- sqlite

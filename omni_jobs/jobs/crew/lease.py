@@ -17,9 +17,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from omni_jobs.database.clock import now
+from omni_jobs.database.insert import insert_or
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
@@ -102,7 +102,6 @@ def register(
         }
     )
     values["id"] = values.pop("worker_id")
-    dialect_insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     is_replaceable = or_(WorkerRow.id == worker.worker_id, WorkerRow.lease_until <= now())
     if instead_of is not None:
         unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
@@ -110,7 +109,7 @@ def register(
     # The turn of another pipeline's worker says nothing.
     turn = case((WorkerRow.pipeline == worker.stage.pipeline.name, WorkerRow.turn))
     written = tx.execute(
-        dialect_insert(WorkerRow)
+        insert_or(tx, WorkerRow)
         .values(**values)
         .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values | {"turn": turn}, where=is_replaceable)
         .returning(WorkerRow.id)

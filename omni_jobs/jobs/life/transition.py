@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from omni_jobs.database.statement import Rows, Statements, execute_pipelined, listed, run_all
+from omni_jobs.database.statement import BulkStatement, Rows, Statements, execute_pipelined, listed, run_all
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs.keep import stored_bytes
@@ -42,6 +42,14 @@ FORGET_PAYLOAD = _sql.bulk("forget_payload", "stage_run")
 INSERT_EVENT = _sql.bulk("insert_event", "job_id type data at")
 INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at")
 INSERT_ARTIFACT = _sql.bulk("insert_artifact", "job_id name stage_run media_type ref at")
+_ENDS = (COMPLETE_IF_RUNNING, END_IF_RUNNING, REQUEUE_IF_RUNNING)
+_WRITTEN = (
+    *_ENDS,
+    *(SET_JOB, INSERT_EVENT, INSERT_ERROR, INSERT_ARTIFACT, QUEUE_IF_PENDING, FORGET_PAYLOAD),
+    *(INSERT_GARBAGE, stored_bytes.ADD_STORED_BYTES),
+)
+"""The statements of ``write`` in their order."""
+
 _NO_FAILURES: Mapping[str, int] = MappingProxyType({})
 _HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
 _JOB_STATES = {state.value: state for state in JobState}
@@ -89,15 +97,7 @@ class JobTransition:
         self._succeeded_runs: list[Run] = []
         self._requeued_at_once: list[Run] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
-        # Rows for the statements of the same names.
-        self._succeeded: Rows = []
-        self._ended: Rows = []
-        self._requeued: Rows = []
-        self._errors: Rows = []
-        self._artifacts: Rows = []
-        self._job_changes: Rows = []
-        self._events: Rows = []
-        self._garbage: Rows = []
+        self._rows: dict[BulkStatement, Rows] = {statement: [] for statement in _WRITTEN}
 
     @classmethod
     def of_job(cls, tx: Connection, job_id: str) -> Self:
@@ -148,7 +148,7 @@ class JobTransition:
         run.payload_bytes = completion.payload_bytes
         run.payload_key = None if ref is None else ref.key
         self._succeeded_runs.append(run)
-        self._succeeded.append(
+        self._rows[COMPLETE_IF_RUNNING].append(
             (
                 run.id,
                 run.attempt,
@@ -164,10 +164,10 @@ class JobTransition:
         stored = len(completion.result_json) + completion.payload_bytes
         stored += sum(artifact.ref.size for artifact in completion.artifacts)
         self._stored_bytes[self._tenants[run.job_id]] += stored
-        self._artifacts.extend(
+        self._rows[INSERT_ARTIFACT] += [
             (run.job_id, artifact.name, run.id, artifact.media_type, artifact.ref.model_dump_json(), self.now)
             for artifact in completion.artifacts
-        )
+        ]
 
     def fail(self, run: Run, error: OmniJobsError) -> None:
         """Note the error of a running stage run: it is queued again, or fails its job, or is cancelled with it."""
@@ -175,7 +175,7 @@ class JobTransition:
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
         details = error.to_dict()
         details.setdefault("stage", run.stage)
-        self._errors.append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
+        self._rows[INSERT_ERROR].append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)
@@ -207,19 +207,19 @@ class JobTransition:
         due = self.now + delay_s
         reason = "retry_backoff" if delay_s else None
         apart = "" if is_last_chance(run.failures, run.retries) else None
-        self._requeued.append((run.id, run.attempt, _failures_json(run), due, apart, reason))
+        self._rows[REQUEUE_IF_RUNNING].append((run.id, run.attempt, _failures_json(run), due, apart, reason))
         if not delay_s:
             self._requeued_at_once.append(run)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
         self._drop_snapshot(run)
-        self._ended.append((run.id, run.attempt, state.value, _failures_json(run), self.now))
+        self._rows[END_IF_RUNNING].append((run.id, run.attempt, state.value, _failures_json(run), self.now))
 
     def _drop_snapshot(self, run: Run) -> None:
         """Note the snapshots of a stage run that ends as garbage; the statement of its end clears them in the row."""
         if run.snapshot is not None:
-            self._garbage += [(run.job_id, key) for key in run.snapshot.keys]
+            self._rows[INSERT_GARBAGE] += [(run.job_id, key) for key in run.snapshot.keys]
             run.snapshot = None
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
@@ -283,41 +283,25 @@ class JobTransition:
         if no_payloads:
             prune_at = self.now + prune_after_s
         new_ending = ending.value if state == JobState.CANCELLING else None
-        self._job_changes.append(
+        self._rows[SET_JOB].append(
             (job_id, state.value, new_ending, error_json, code, finished_at, prune_at, int(no_payloads))
         )
         data = "{}" if error is None else encode_json({"error": error})
-        self._events.append((job_id, f"job.{state.value}", data, self.now))
+        self._rows[INSERT_EVENT].append((job_id, f"job.{state.value}", data, self.now))
 
     def _write_rows(self, to_queue: Sequence[Run]) -> None:
         unneeded = self._unneeded_payloads()
-        garbage = self._garbage + [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
-        ended = (
-            (COMPLETE_IF_RUNNING, self._succeeded),
-            (END_IF_RUNNING, self._ended),
-            (REQUEUE_IF_RUNNING, self._requeued),
-        )
-        for _, rows in ended:
-            rows.sort(key=_by_first)
+        rows = self._rows
+        for statement in _ENDS:
+            rows[statement].sort(key=_by_first)
+        rows[QUEUE_IF_PENDING] += [(run.id, self.now) for run in to_queue]
+        rows[FORGET_PAYLOAD] += [(run.id,) for run in unneeded]
+        rows[INSERT_GARBAGE] += [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
         for run in unneeded:
             self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0
-        # Tenants' rows are locked before those of stored bytes, by jobs that end and let in others.
-        stored = [] if self._quota_tenants else stored_bytes.rows_of(self._stored_bytes)
-        run_all(
-            self._tx,
-            (
-                *ended,
-                (SET_JOB, self._job_changes),
-                (INSERT_EVENT, self._events),
-                (INSERT_ERROR, self._errors),
-                (INSERT_ARTIFACT, self._artifacts),
-                (QUEUE_IF_PENDING, [(run.id, self.now) for run in to_queue]),
-                (FORGET_PAYLOAD, [(run.id,) for run in unneeded]),
-                (INSERT_GARBAGE, garbage),
-                (stored_bytes.ADD_STORED_BYTES, stored),
-            ),
-            exact=len(ended),
-        )
+        if not self._quota_tenants:  # jobs that end let in others, and tenants' rows are locked before stored bytes
+            rows[stored_bytes.ADD_STORED_BYTES] += stored_bytes.rows_of(self._stored_bytes)
+        run_all(self._tx, list(rows.items()), exact=len(_ENDS))
 
     def _end_quota(self) -> None:
         """Let in others in place of the jobs that have ended and count against their tenants' limits."""

@@ -7,7 +7,7 @@ heartbeat.
 from sqlalchemy import ColumnElement, Connection, delete, exists, select
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.insert_unless_there import insert_unless_there
+from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.tables import PausedStageRow
 from omni_jobs.identity import StageId
 

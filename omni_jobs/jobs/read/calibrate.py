@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, func, select, update
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.insert_unless_there import insert_unless_there
+from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.tables import CalibrationRow, EstimateRow, StageRunRow, WorkerRow
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.order.pause import is_paused

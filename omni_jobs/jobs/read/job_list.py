@@ -46,14 +46,10 @@ class _stored_bytes(FunctionElement[int]):
     name = "stored_bytes"
 
 
-@compiles(_stored_bytes, "sqlite")
-def _stored_bytes_sqlite(element: _stored_bytes, compiler: Any, **options: Any) -> str:
-    return f"length({compiler.process(element.clauses, **options)})"
-
-
-@compiles(_stored_bytes, "postgresql")
-def _stored_bytes_postgresql(element: _stored_bytes, compiler: Any, **options: Any) -> str:
-    return f"octet_length({compiler.process(element.clauses, **options)})"
+@compiles(_stored_bytes)
+def _function_of_bytes(element: _stored_bytes, compiler: Any, **options: Any) -> str:
+    function = "length" if compiler.dialect.name == "sqlite" else "octet_length"
+    return f"{function}({compiler.process(element.clauses, **options)})"
 
 
 def _sizes(brief: bool) -> CompoundSelect[Any]:
