@@ -30,7 +30,7 @@ from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow,
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
-from omni_jobs.jobs.keep.retention import Retention
+from omni_jobs.jobs.keep.retention import KINDS, Retention
 from omni_jobs.jobs.values import PruneResult
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
@@ -88,13 +88,16 @@ def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResu
     ids_of_all = [job.id for job in jobs]
     before = stored_bytes.of_jobs(tx, ids_of_all)
     deleted = [job.id for job in jobs if job.finished_at + retention.jobs_s <= at]
-    kept = [job for job in jobs if job.finished_at + retention.jobs_s > at]
-    is_gone = [(job.payloads_gone, job.inputs_gone, job.artifacts_gone) for job in kept]
-    is_due = [[due <= at for due in retention.due(job)] for job in kept]
-    payloads, inputs, artifacts = (
-        [job for job, gone, due in zip(kept, is_gone, is_due, strict=True) if due[kind] and not gone[kind]]
-        for kind in range(3)
-    )
+    due_now: dict[str, list[AnyRow]] = {kind: [] for kind in KINDS}
+    rows = []
+    for job in jobs:
+        if (job_due := job.finished_at + retention.jobs_s) > at:
+            due = retention.due(job)
+            later = {kind: due[kind] for kind in due if due[kind] > at}
+            for kind in due.keys() - later.keys():
+                due_now[kind].append(job)
+            rows.append((job.id, min([job_due, *later.values()]), *(kind not in later for kind in KINDS)))
+    payloads, inputs, artifacts = due_now.values()
     INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
     _delete(tx, deleted)
     if payloads:
@@ -106,8 +109,7 @@ def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResu
     INSERT_GARBAGE.run(tx, [(job.id, f"{job_prefix(job.id)}artifacts/") for job in artifacts])
     if artifacts:
         tx.execute(delete(ArtifactRow).where(ArtifactRow.job_id.in_([job.id for job in artifacts])))
-    gone = [{job.id for job in kind} for kind in (payloads, inputs, artifacts)]
-    _SET_PRUNED.run(tx, [_after(job, retention, *(job.id in kind for kind in gone)) for job in kept])
+    _SET_PRUNED.run(tx, rows)
     stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, ids_of_all)))
     return PruneResult(
         checked=len(jobs),
@@ -137,14 +139,6 @@ def hasten(tx: Connection, retention: Retention, after: float | None = None, at_
     if due:
         tx.execute(update(JobRow).where(one_of(JobRow.id, _ids)).values(prune_at=at), {"ids": listed(due)})
     return float(last)
-
-
-def _after(
-    job: AnyRow, retention: Retention, payloads: bool, inputs: bool, artifacts: bool
-) -> tuple[str, float, bool, bool, bool]:
-    """Return the row of ``_SET_PRUNED`` for a job of which these data have just been pruned."""
-    gone = (job.payloads_gone or payloads, job.inputs_gone or inputs, job.artifacts_gone or artifacts)
-    return job.id, retention.next_check(job, gone), *gone
 
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:

@@ -3,9 +3,9 @@
 A completed job keeps no payloads: they go with its end, but for those of attempts that were lost.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from sqlalchemy import ColumnElement, and_, or_
 
@@ -13,6 +13,9 @@ from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import JobRow
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
+
+KINDS: Final = ("payloads", "inputs", "artifacts")
+"""The data of an ended job that may go before its row. Of each a column ``…_gone`` says whether they are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,11 @@ class Retention:
         """The seconds from the end of a job that leaves no payloads until there is something to prune."""
         return min(self.inputs_s, self.artifacts_s, self.jobs_s)
 
-    def due(self, job: AnyRow) -> tuple[float, float, float]:
-        """Return when the payloads, the inputs and the artifacts of an ended job are due, in seconds since 1970."""
+    def due(self, job: AnyRow) -> dict[str, float]:
+        """Return when an ended job's data are due, in seconds since 1970, by those of KINDS that are not gone."""
         payloads_s = 0.0 if job.state == JobState.COMPLETED.value else self.payloads_s
-        payloads, inputs, artifacts = (job.finished_at + kept for kept in (payloads_s, self.inputs_s, self.artifacts_s))
-        return payloads, inputs, artifacts
-
-    def next_check(self, job: AnyRow, gone: Sequence[bool]) -> float:
-        """Return when the first of an ended job's data is due that is not ``gone``, in seconds since 1970."""
-        times = [at for at, is_gone in zip(self.due(job), gone, strict=True) if not is_gone]
-        return float(min([*times, job.finished_at + self.jobs_s]))
+        kept_s = dict(zip(KINDS, (payloads_s, self.inputs_s, self.artifacts_s), strict=True))
+        return {kind: job.finished_at + kept_s[kind] for kind in KINDS if not getattr(job, f"{kind}_gone")}
 
     def is_due(self, at: float) -> ColumnElement[bool]:
         """Return the SQL condition that an ended job has something which is due at this time."""
