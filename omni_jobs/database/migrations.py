@@ -2,7 +2,6 @@
 
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
@@ -15,23 +14,14 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
     Raises ConfigError for a schema that this build does not know.
     """
+    config = Config()
+    config.set_main_option("script_location", str(packaged_directory("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
     try:
-        command.upgrade(_config(connection), revision)
+        command.upgrade(config, revision)
     except CommandError as error:
         message = (
             "this version of omni-jobs cannot migrate the database: a newer one has, or one from before the first "
             f"release. Run that version, or this one with an empty database ({error})"
         )
         raise ConfigError(message, field="database_url") from error
-
-
-def newest_revision() -> str | None:
-    """Return the revision of the last file in ``migrations``, which ``database.REVISION`` must equal."""
-    return ScriptDirectory.from_config(_config(None)).get_current_head()
-
-
-def _config(connection: Connection | None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(packaged_directory("migrations")).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config

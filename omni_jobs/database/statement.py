@@ -1,7 +1,7 @@
 """Statements by name: SQL in a file beside the module, executed by the database's own driver.
 
     sql = Statements(__file__)    the statements of ``claim.sql`` for the module ``claim.py``
-    sql["claim_next"]             a ``Statement``, for ``rows`` and ``run``
+    sql["claim_next"]             a ``Statement``, for ``rows``
     sql.bulk("set_job", "id at")  a ``BulkStatement``, which runs once for each of many rows
     execute_pipelined             execute several statements in their order; on PostgreSQL in one round trip
 
@@ -89,14 +89,6 @@ class Statement:
         [cursor] = _execute(tx, [(self, parameters)])
         try:
             return cursor.fetchall()  # type: ignore[no-any-return]
-        finally:
-            cursor.close()
-
-    def run(self, tx: Connection, parameters: Mapping[str, Any]) -> int:
-        """Execute the statement with parameters by name, and return the number of rows that it changed."""
-        [cursor] = _execute(tx, [(self, parameters)])
-        try:
-            return cursor.rowcount  # type: ignore[no-any-return]
         finally:
             cursor.close()
 

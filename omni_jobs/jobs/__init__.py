@@ -1,6 +1,6 @@
 """``Jobs``, which owns the jobs, stage runs and workers in SQL, with its arguments and results."""
 
-from omni_jobs.jobs.crew.database_presence import DatabasePresence
+from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.life.submit import as_written

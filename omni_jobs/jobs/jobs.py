@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
-from omni_jobs.jobs.crew.database_presence import DatabasePresence
+from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep.garbage import collected, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
@@ -27,7 +27,7 @@ from omni_jobs.jobs.life.submit import known_keys
 from omni_jobs.jobs.order.pause import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
 from omni_jobs.jobs.read.calibrate import calibrations
-from omni_jobs.jobs.read.counts import claimable, counts, media_bytes, queued_jobs, running_jobs
+from omni_jobs.jobs.read.counts import counts, media_bytes, queued_jobs, running_jobs
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
@@ -226,6 +226,5 @@ class Jobs:
     running = _reads(running_jobs)
     media_bytes = _reads(media_bytes)
     stored_bytes = _reads(of_tenant)
-    waiting = _reads(claimable)
     calibrations = _reads(calibrations)
     workers = _reads(lease.workers)

@@ -142,7 +142,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             self._high_doorbells = HighDoorbells(
                 self.app.broker,
                 queue_of(self.queue, Priority.HIGH),
-                has_room=lambda: self.executor is not None and self.executor.room_for_high > 0,
+                has_room=lambda: self.executor is not None and self.executor.slots.for_high > 0,
                 ring=lambda: self.ring(Priority.HIGH),
             )
             self._high_doorbells.start()
@@ -203,7 +203,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
 
     def room(self) -> int:
         """Return how many more stage runs the executor could claim now, 0 before there is one."""
-        return 0 if self.executor is None else self.executor.room
+        return 0 if self.executor is None else self.executor.slots.for_any
 
     def ring(self, priority: Priority = Priority.NORMAL) -> None:
         """Make the executor claim, because a doorbell says that stage runs may wait; HIGH: those of high jobs."""

@@ -21,8 +21,7 @@ from omni_jobs.storage import ObjectStore
 from workers.execution.handoff import HandOff
 from workers.execution.hang_watch import Hang, HangWatch
 from workers.execution.ledger import Ledger
-from workers.execution.observed_run import ObservedRun
-from workers.execution.observers.run_observer import COMPLETED, LOST, RunObserver, RunResult
+from workers.execution.observers.run_observer import COMPLETED, LOST, ObservedRun, RunObserver, RunResult
 from workers.execution.run_ends import RunEnds
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
@@ -112,16 +111,6 @@ class Executor:
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
         """Return the claims in flight, each with the time of the claim in seconds since 1970. For any thread."""
         return [(run.claim, run.observed.times.claimed_at) for run in tuple(self._in_flight.values())]
-
-    @property
-    def room(self) -> int:
-        """How many more stage runs of any jobs it could claim now."""
-        return self.slots.for_any
-
-    @property
-    def room_for_high(self) -> int:
-        """How many more stage runs it could claim now if all were of high jobs; never less than ``room``."""
-        return self.slots.for_high
 
     # Claim.
 

@@ -34,6 +34,23 @@ _MOST_STUCK = _THREADS // 2
 _ENCODING_THREADS = 4
 
 
+def read_object(store: ObjectStore, ref: ObjectRef, *, max_bytes: int) -> memoryview:
+    """Read an object; read a damaged one a second time, because the damage may have happened on the way."""
+    try:
+        return store.read(ref, max_bytes=max_bytes)
+    except ObjectCorrupt as error:
+        logger.warning("read once more: %s", error)
+        return store.read(ref, max_bytes=max_bytes)
+
+
+def delete_unrecorded(store: ObjectStore, refs: Sequence[ObjectRef]) -> None:
+    """Delete objects to which nothing in SQL refers. A StorageError is logged, and they stay."""
+    try:
+        store.delete([ref.key for ref in refs])
+    except StorageError as error:
+        logger.warning("%d objects that nothing refers to stay: %s", len(refs), error)
+
+
 class HandOff:
     """Loads stage inputs and stores outputs for the executor of one stage. All coroutines run on one event loop."""
 
@@ -97,16 +114,9 @@ class HandOff:
         return payload
 
     def _read(self, ref: ObjectRef, field: str, *, max_bytes: int) -> memoryview:
-        """Read an object; read a damaged one a second time, because the damage may have happened on the way.
-
-        Raises StorageError, which names ``field``.
-        """
+        """Return what ``read_object`` does. Raises StorageError, which names ``field``."""
         try:
-            try:
-                return self._store.read(ref, max_bytes=max_bytes)
-            except ObjectCorrupt as error:
-                logger.warning("read once more: %s", error)
-                return self._store.read(ref, max_bytes=max_bytes)
+            return read_object(self._store, ref, max_bytes=max_bytes)
         except StorageError as error:
             error.field = error.field or field
             raise
@@ -168,7 +178,7 @@ class HandOff:
                 warnings=result.warnings,
             )
         except Exception:
-            self._delete(stored)
+            delete_unrecorded(self._store, stored)
             raise
 
     async def forget(self, completion: Completion) -> None:
@@ -177,13 +187,7 @@ class HandOff:
         if completion.payload is not None:
             refs.append(completion.payload)
         if refs:
-            await self._in_thread(partial(self._delete, refs))
-
-    def _delete(self, refs: Sequence[ObjectRef]) -> None:
-        try:
-            self._store.delete([ref.key for ref in refs])
-        except StorageError as error:
-            logger.warning("%d objects that nothing refers to stay: %s", len(refs), error)
+            await self._in_thread(partial(delete_unrecorded, self._store, refs))
 
     # The threads.
 

@@ -22,14 +22,13 @@ from typing import Any, TypeVar
 from omni_jobs.errors import (
     Fenced,
     ModelError,
-    ObjectCorrupt,
     OmniJobsError,
     PayloadTooLarge,
-    StorageError,
     StorageUnavailable,
 )
 from omni_jobs.jobs import Claim, Completion, NewSnapshot, StoredSnapshot
 from omni_jobs.storage import ObjectRef, ObjectStore, snapshot_key
+from workers.execution.handoff import delete_unrecorded, read_object
 from workers.execution.ledger import Ledger
 from workers.execution.snapshot_payload import decode_snapshot, encode_snapshot
 from workers.stages.stage import Stage
@@ -125,11 +124,7 @@ class RunSnapshots:
         origin, most = self._owner.origin, self._owner.max_bytes
         if origin is None:
             raise ModelError("the model cannot be resumed", field="component")
-        try:
-            data = self._owner.store.read(stored.ref, max_bytes=most)
-        except ObjectCorrupt as error:  # the damage may have happened on the way
-            logger.warning("read once more: %s", error)
-            data = self._owner.store.read(stored.ref, max_bytes=most)
+        data = read_object(self._owner.store, stored.ref, max_bytes=most)
         return decode_snapshot(data, self._claim, stored, origin, most)
 
     def refuse(self, error: OmniJobsError) -> None:
@@ -166,7 +161,7 @@ class RunSnapshots:
             new = NewSnapshot(claim.stage_run_id, claim.attempt, worker_id, ref, snapshot.steps_done)
             if not await self._owner.ledger.record_snapshot(new):
                 self.end()
-                await self._owner.call(partial(self._delete, ref))
+                await self._owner.call(partial(delete_unrecorded, self._owner.store, [ref]))
         except Fenced:
             self.end()
         except OmniJobsError as error:
@@ -184,12 +179,6 @@ class RunSnapshots:
         if payload.nbytes > most:
             raise PayloadTooLarge(f"{payload.nbytes} bytes, at most {most}", key=key, field="max_payload_bytes")
         return self._owner.store.put(key, payload.buffers())
-
-    def _delete(self, ref: ObjectRef) -> None:
-        try:
-            self._owner.store.delete([ref.key])
-        except StorageError as error:
-            logger.warning("a snapshot that nothing refers to stays: %s", error)
 
     def miss(self, error: OmniJobsError) -> None:
         error.stage = error.stage or self._owner.stage

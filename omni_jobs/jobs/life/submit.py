@@ -31,7 +31,6 @@ _INSERT_JOBS = _sql.bulk(
     "id pipeline pipeline_version pipeline_digest modalities request request_digest idempotency_key media "
     "metadata seed tenant priority cost deadline created_at",
 )
-_REQUEST, _METADATA = 5, 9  # their places in a row of _INSERT_JOBS
 _INSERT_STAGE_RUNS = _sql.bulk(
     "insert_stage_runs_unless_there",
     "job_id position pipeline pipeline_digest stage queue inputs has_successors retries is_high queue_limit_s "
@@ -63,11 +62,26 @@ def rows_of(job: NewJob) -> JobRows:
 
     Call it before the transaction, because SQLite's other writers wait while a transaction is open.
     """
+    request, metadata = encode_json(dict(job.request)), encode_json(dict(job.metadata))
+    values = (
+        job.job_id,
+        job.pipeline.name,
+        job.pipeline_version,
+        job.pipeline.digest,
+        encode_json(list(job.modalities)),
+        request,
+        job.request_digest,
+        job.idempotency_key,
+        encode_json([dict(item) for item in job.media]),
+        metadata,
+        job.seed,
+        job.tenant,
+        job.priority.value,
+        job.cost,
+    )
     stages = tuple(stage.name for stage in job.stages)
     wish = Wish(job.pipeline, job.tenant, job.priority, stages, job.cost)
-    values = _job_values(job)
-    stored = len(values[_REQUEST]) + len(values[_METADATA])
-    stored += stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
+    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
     return JobRows(job, values, _stage_run_values(job), wish, stored)
 
 
@@ -233,25 +247,6 @@ def _stage_as_written(stage: NewStage, queued_at: datetime | None) -> StageRunVi
 def _deadline(job: NewJob, at: float) -> float | None:
     """Return when a job that is written at ``at`` expires, in seconds since 1970; None: never."""
     return job.expires_at if job.expires_in_s is None else at + job.expires_in_s
-
-
-def _job_values(job: NewJob) -> tuple[Any, ...]:
-    return (
-        job.job_id,
-        job.pipeline.name,
-        job.pipeline_version,
-        job.pipeline.digest,
-        encode_json(list(job.modalities)),
-        encode_json(dict(job.request)),
-        job.request_digest,
-        job.idempotency_key,
-        encode_json([dict(item) for item in job.media]),
-        encode_json(dict(job.metadata)),
-        job.seed,
-        job.tenant,
-        job.priority.value,
-        job.cost,
-    )
 
 
 def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:

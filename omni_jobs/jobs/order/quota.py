@@ -150,7 +150,7 @@ def _give_turns(tx: Connection, tenant: _Tenant, costs: Mapping[str, float]) -> 
 
 def leave(tx: Connection, jobs: Mapping[str, str]) -> set[str]:
     """Forget these jobs (id to tenant), because they end; let in others and return the queues to ring."""
-    _sql["delete_quota_jobs"].run(tx, {"ids": listed(jobs)})
+    _sql["delete_quota_jobs"].rows(tx, {"ids": listed(jobs)})
     return let_in(tx, jobs.values())
 
 

@@ -2,7 +2,6 @@
 
 from sqlalchemy import Connection, bindparam, func, or_, select, text
 
-from omni_jobs.database.clock import now
 from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import JobRow, StageRunRow, literal, state_is, state_seen
 from omni_jobs.jobs.keep.stored_bytes import of_media
@@ -98,18 +97,3 @@ def media_bytes(tx: Connection, tenant: str, job_id: str | None = None) -> int:
     if job_id is not None:
         return of_media(tx.execute(_MEDIA_OF_JOB, {"job_id": job_id, "tenant": tenant}).scalar_one_or_none() or ())
     return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
-
-
-def claimable(tx: Connection, pipeline: str, stage: str, at_most: int = 1000) -> int:
-    """Return the number of stage runs of a stage that are queued and due, ``at_most`` if there are more."""
-    due = (
-        select(StageRunRow.id)
-        .where(
-            StageRunRow.pipeline == pipeline,
-            StageRunRow.stage == stage,
-            state_is(StageRunRow.state, StageRunState.QUEUED),
-            StageRunRow.due <= now(),
-        )
-        .limit(at_most)
-    )
-    return tx.execute(select(func.count()).select_from(due.subquery())).scalar_one()

@@ -17,6 +17,7 @@ from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
+from omni_jobs.states import StageRunState
 from tests.integration.api_server import ApiServer, serve
 from tests.oracles import samples
 from tests.services.fault_proxy import Fault, FaultProxy
@@ -98,7 +99,8 @@ def ready(api: ApiServer, part: str) -> tuple[str, str | None]:
 
 def claimable(api: ApiServer) -> int:
     """Return how many jobs a worker of their first stage may claim, whatever the broker does."""
-    return api.services.jobs.waiting("echo", "first")
+    found = api.services.jobs.counts().stage_runs
+    return sum(each.count for each in found if (each.stage, each.state) == ("first", StageRunState.QUEUED))
 
 
 def test_jobs_are_taken_while_the_broker_refuses_and_rung_for_when_it_is_back(settings: Settings) -> None:

@@ -9,12 +9,13 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
 from omni_jobs.database.database import REVISION, Database
-from omni_jobs.database.migrations import newest_revision
 from omni_jobs.database.tables import Base
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
+from omni_jobs.settings import packaged_directory
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -112,7 +113,8 @@ def test_the_schema_of_a_newer_version_or_of_before_the_first_release_is_refused
 
 
 def test_the_newest_migration_is_the_revision_that_is_asked_for() -> None:
-    assert newest_revision() == REVISION
+    scripts = ScriptDirectory(str(packaged_directory("migrations")))
+    assert scripts.get_current_head() == REVISION
 
 
 def test_a_database_without_the_schema_is_not_ready(empty: Database) -> None:

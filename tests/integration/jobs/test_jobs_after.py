@@ -488,18 +488,16 @@ def test_orphans_are_what_nothing_refers_to(jobs: Jobs, database: Database) -> N
     assert jobs.orphans([]) == set()
 
 
-def test_backlog_and_waiting(jobs: Jobs, database: Database) -> None:
+def test_the_backlog_are_the_jobs_that_nobody_has_started(jobs: Jobs) -> None:
     jobs.submit(new_job())
     jobs.submit(new_job(tenant="acme"))
     register(jobs, "w")
     jobs.submit(new_job())
     assert jobs.backlog() == {("echo", "default"): 2, ("echo", "acme"): 1}
-    assert (jobs.waiting("echo", "first"), jobs.waiting("echo", "first", at_most=2)) == (3, 2)
-    assert jobs.waiting("echo", "second") == 0
     (claimed,) = claim(jobs, "w", 1)
     assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}
     fail(jobs, failed(claimed, "w", OutOfMemory()))
-    assert jobs.waiting("echo", "first") == 2  # not due yet
+    assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}, "an attempt that failed was a start"
     assert jobs.get(claimed.job_id).stages[0].status == StageRunState.QUEUED
 
 

@@ -299,7 +299,7 @@ async def test_a_stage_run_is_claimed_loaded_run_stored_and_completed(bench: Ben
     assert await bench.run() == [("complete", 1, 3)]
     assert [stored.key for stored in bench.store.list()], "a payload of 80 kB does not stand in SQL"
     assert [(report.attempt, report.done) for report in bench.ledger.progress] == [(3, 1)]
-    assert (bench.executor.in_flight, bench.executor.room) == (0, 8)
+    assert (bench.executor.in_flight, bench.executor.slots.for_any) == (0, 8)
     assert bench.broken == []
 
 
@@ -320,7 +320,7 @@ async def test_an_error_is_recorded_and_a_dead_engine_ends_the_worker(
     bench.runner.act = raising(error)
     assert await bench.run() == [("fail", 1, 3, code)]
     assert bool(bench.broken) is breaks
-    assert (bench.executor.room == 0) is breaks
+    assert (bench.executor.slots.for_any == 0) is breaks
     if isinstance(error, OmniJobsError):
         assert error.stage == "first"
 
@@ -433,7 +433,7 @@ async def test_a_fenced_worker_writes_nothing(bench: Bench) -> None:
     bench.executor.abandon()
     await bench.ended(2)
     assert bench.ledger.reports == []
-    assert bench.executor.room == 0
+    assert bench.executor.slots.for_any == 0
 
 
 async def test_a_drained_worker_hands_back_the_rest(bench: Bench) -> None:
@@ -446,7 +446,7 @@ async def test_a_drained_worker_hands_back_the_rest(bench: Bench) -> None:
     claims = len(bench.ledger.asked)
     bench.offer(3)
     await settled()
-    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.room) == (claims, 0, 0)
+    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.slots.for_any) == (claims, 0, 0)
 
 
 async def test_a_stage_run_of_another_stage_is_handed_back(bench: Bench) -> None:
@@ -506,14 +506,14 @@ async def test_a_doorbell_without_work_costs_one_claim(bench: Bench) -> None:
     bench.executor.ring()
     await settled()
     assert bench.ledger.asked == [(8, True)]
-    assert (bench.executor.room, bench.passed_on) == (8, [])
+    assert (bench.executor.slots.for_any, bench.passed_on) == (8, [])
 
 
 async def test_doorbells_that_ring_during_a_claim_make_one_more(bench: Bench) -> None:
     bench.ledger.answers.clear()
     bench.executor.ring()
     await settled()
-    assert bench.executor.room == 0, "what the claim asks for is no room"
+    assert bench.executor.slots.for_any == 0, "what the claim asks for is no room"
     for _ in range(5):
         bench.executor.ring()
     await settled()
@@ -595,7 +595,7 @@ async def test_a_suspect_waits_until_nothing_runs_and_nothing_runs_beside_it(tmp
     await bench.until(lambda: bench.executor.ended == 1)
     bench.executor.ring()
     await settled()
-    assert bench.executor.room == 0, "it drains for the suspect"
+    assert bench.executor.slots.for_any == 0, "it drains for the suspect"
     assert len(bench.ledger.asked) == 2
     held.free.release()
     await bench.entered()
@@ -603,14 +603,14 @@ async def test_a_suspect_waits_until_nothing_runs_and_nothing_runs_beside_it(tmp
     await settled()
     assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [4]
     assert bench.ledger.asked[2:] == [(4, True)]
-    assert bench.executor.room == 0, "nothing is claimed beside a suspect"
+    assert bench.executor.slots.for_any == 0, "nothing is claimed beside a suspect"
     held.free.release()
     await bench.entered()
     assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [3]
     held.free.release()
     await bench.ended(4)
     assert [report[1] for report in bench.ledger.reports] == [1, 2, 4, 3]
-    assert bench.executor.room == 4
+    assert bench.executor.slots.for_any == 4
 
 
 async def test_a_paused_stage_claims_nothing_and_what_runs_goes_on(bench: Bench) -> None:
@@ -621,7 +621,7 @@ async def test_a_paused_stage_claims_nothing_and_what_runs_goes_on(bench: Bench)
     claims = len(bench.ledger.asked)
     bench.offer(2)
     await settled()
-    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.room) == (claims, 1, 0)
+    assert (len(bench.ledger.asked), bench.executor.in_flight, bench.executor.slots.for_any) == (claims, 1, 0)
     held.free.release()
     await bench.ended()
     assert bench.ledger.reports == [("complete", 1, 3)]
@@ -648,7 +648,7 @@ async def test_kept_slots_are_for_high_jobs_alone(tmp_path: Path) -> None:
     await settled()
     asked = list(zip(bench.ledger.asked, bench.ledger.asked_of_high, strict=True))
     assert asked == [((2, True), 1)], "the third slot is kept, and no high job waits"
-    assert (bench.executor.room, bench.executor.room_for_high) == (0, 1)
+    assert (bench.executor.slots.for_any, bench.executor.slots.for_high) == (0, 1)
     bench.executor.ring()
     await settled()
     assert len(bench.ledger.asked) == 1, "a doorbell of others says nothing of high jobs"
@@ -657,7 +657,7 @@ async def test_kept_slots_are_for_high_jobs_alone(tmp_path: Path) -> None:
     await bench.entered()
     assert (bench.ledger.asked[1:], bench.ledger.asked_of_high[1:]) == ([(0, False)], [1])
     assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [0, 1, 7]
-    assert (bench.executor.room, bench.executor.room_for_high) == (0, 0)
+    assert (bench.executor.slots.for_any, bench.executor.slots.for_high) == (0, 0)
     for _ in range(5):
         held.free.release()
     await bench.ended(5)
@@ -705,21 +705,21 @@ async def test_a_suspect_of_a_high_job_waits_until_nothing_runs(tmp_path: Path) 
     bench.queue(2, alone=True, is_high=True)
     bench.executor.ring(Priority.HIGH)
     await settled()
-    assert (bench.executor.room, bench.executor.room_for_high, bench.executor.in_flight) == (0, 0, 1)
+    assert (bench.executor.slots.for_any, bench.executor.slots.for_high, bench.executor.in_flight) == (0, 0, 1)
     held.free.release()
     await bench.entered()
     assert [claim.stage_run_id for claim, _ in bench.executor.claims_in_flight()] == [2]
-    assert bench.executor.room_for_high == 0, "nothing is claimed beside it"
+    assert bench.executor.slots.for_high == 0, "nothing is claimed beside it"
     held.free.release()
     await bench.ended(2)
-    assert (bench.executor.room, bench.executor.room_for_high) == (1, 2)
+    assert (bench.executor.slots.for_any, bench.executor.slots.for_high) == (1, 2)
 
 
 async def test_a_claim_that_the_database_refuses_costs_a_poll(bench: Bench) -> None:
     bench.ledger.refuses = {"claim"}
     bench.offer()
     await settled()
-    assert (bench.ledger.asked, bench.executor.room, bench.broken) == ([(8, True)], 8, [])
+    assert (bench.ledger.asked, bench.executor.slots.for_any, bench.broken) == ([(8, True)], 8, [])
     bench.ledger.refuses = set()
     bench.executor.ring()  # as a poll does
     await bench.ended()
@@ -750,7 +750,7 @@ async def test_a_worker_fenced_during_a_claim_runs_and_reports_nothing(bench: Be
     bench.ledger.answers.set()
     await bench.ended(int(is_granted))
     assert (bench.ledger.reports, bench.ledger.progress) == ([], [])
-    assert (len(bench.ledger.asked), bench.executor.room) == (1, 0)
+    assert (len(bench.ledger.asked), bench.executor.slots.for_any) == (1, 0)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
@@ -880,7 +880,7 @@ async def test_neighbours_of_a_stage_run_that_hangs_are_handed_back(bench: Bench
     try:
         await bench.until(lambda: bench.broken)
         assert sorted(bench.ledger.reports) == [("fail", 2, 3, "engine_dead"), ("release", 1, 3), ("release", 3, 3)]
-        assert bench.executor.room == 0
+        assert bench.executor.slots.for_any == 0
     finally:
         stop.set()
         await bench.ended(3)
