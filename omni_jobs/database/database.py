@@ -125,10 +125,12 @@ class Database:
     def migrate(self) -> None:
         """Bring the schema to this build's revision. Several processes may call it at once.
 
-        Raises DatabaseUnavailable, and ConfigError for the schema of a newer build.
+        Raises DatabaseUnavailable, also for tables that are gone from a schema of this revision, and ConfigError for
+        the schema of a newer build.
         """
         with self._backend.migrating() as engine:
             self._run(engine, self._upgrade)
+        self.check()
 
     def _upgrade(self, connection: Connection) -> None:
         for statement in self._backend.lock_schema:  # waits until no other transaction migrates
@@ -140,7 +142,7 @@ class Database:
     def check(self) -> None:
         """Raise DatabaseUnavailable unless the database has this build's tables and, on PostgreSQL, takes writes."""
         try:
-            with self._backend.reading.connect() as connection:
+            with self._backend.reading.begin() as connection:  # psycopg forgets what it has prepared with a rollback
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()
                 names = set(connection.execute(self._backend.table_names).scalars())
                 revision = connection.execute(_REVISION).scalar() if "alembic_version" in names else None

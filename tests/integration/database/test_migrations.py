@@ -112,6 +112,14 @@ def test_the_schema_of_a_newer_version_or_of_before_the_first_release_is_refused
         empty.migrate()
 
 
+def test_tables_that_are_gone_from_a_schema_of_this_version_are_told(empty: Database) -> None:
+    empty.migrate()
+    with empty.begin() as connection:
+        Base.metadata.drop_all(connection)
+    with pytest.raises(DatabaseUnavailable, match="lacks the table api_keys: restore it from a backup"):
+        empty.migrate()
+
+
 def test_the_newest_migration_is_the_revision_that_is_asked_for() -> None:
     scripts = ScriptDirectory(str(packaged_directory("migrations")))
     assert scripts.get_current_head() == REVISION

@@ -237,6 +237,15 @@ def test_a_session_that_is_not_the_one_it_says_is_a_poolers(
 
 
 @postgresql_only
+def test_a_check_leaves_what_its_session_has_prepared(database: Database, worker: str) -> None:
+    assert read(database) == [(worker, 0)]
+    prepared = set(database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all()))
+    assert prepared
+    database.check()
+    assert set(database.read(lambda tx: tx.execute(PREPARED_NAMES).scalars().all())) >= prepared
+
+
+@postgresql_only
 def test_a_rollback_is_no_pooler(database: Database, worker: str, caplog: pytest.LogCaptureFixture) -> None:
     """Relies on psycopg deallocating all that is prepared with each."""
     these = {"worker": worker, "its_host": "y"}

@@ -1,6 +1,9 @@
 """omni_jobs.intake.group_commit: which jobs share a transaction. With a database: tests/integration/api."""
 
+import gc
+import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -155,3 +158,35 @@ def test_a_bug_after_the_transaction_ends_neither_the_thread_nor_a_wait() -> Non
         commits.submit([new_job()]).result(30)
     assert was_created(commits.submit([new_job()]))
     commits.close()
+
+
+class Held:
+    """What a frame of the database's code holds."""
+
+
+@pytest.mark.parametrize("where", ["submit", "ring"])
+def test_an_error_keeps_nothing_of_the_transaction_that_it_ended(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever holds the error would hold all jobs of the transaction; here nobody collects garbage for it."""
+    caplog.set_level(logging.CRITICAL + 1, logger="omni_jobs")  # what is logged here is held by pytest
+    seen: list[weakref.ref[Held]] = []
+
+    def failing(*_: object) -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        try:
+            raise OSError(held)
+        except OSError as error:
+            raise DatabaseUnavailable from error
+
+    store = Store(failing if where == "submit" else None)
+    store.go_on.set()
+    commits = GroupCommit(store.submit_all, failing if where == "ring" else len)
+    gc.disable()
+    try:
+        results = commits.submit([new_job()])
+        commits.close()
+        error = results.exception() or only(results)
+        assert isinstance(error, DatabaseUnavailable)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
