@@ -1,4 +1,4 @@
-"""The benchmarks with models: half of the time of all, and so a file of their own, beside which the others run."""
+"""The benchmarks with language models: a third of the time of all, so a file of their own, beside which others run."""
 
 from pathlib import Path
 
@@ -36,14 +36,3 @@ def test_remote(tmp_path: Path) -> None:
 def test_the_pipeline(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "pipeline")
     assert {"the platform's rate / OmniLLM's", "4 in one batch: first", "OmniLLM's rate / the bound's"} <= set(figures)
-
-
-def test_pictures(tmp_path: Path) -> None:
-    figures = figures_of(tmp_path, "pictures")
-    targets = {name: figure["target"] for name, figure in figures.items() if figure["target"] is not None}
-    assert targets == {
-        "beside / alone": 2.0,
-        "2 of 64 px, the queue's rate / OmniLLM's": 0.95,
-        "2 of 256 px, the queue's rate / OmniLLM's": 0.95,
-        "with snapshots / without": 1.03,
-    }
