@@ -79,21 +79,14 @@ class StoredSnapshot:
         """The keys of its object and of that of the one before."""
         return (self.ref.key,) if self.before is None else (self.ref.key, self.before.ref.key)
 
-    def to_json(self) -> str:
-        """Return what the stage run's row keeps: JSON of {key, size, digest, steps_done, attempt, before}."""
-        return encode_json(self._fields() | ({} if self.before is None else {"before": self.before._fields()}))
-
-    def _fields(self) -> dict[str, Any]:
-        return {**self.ref.model_dump(), "steps_done": self.steps_done, "attempt": self.attempt}
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the snapshot of a text that ``to_json`` made."""
-        return cls.of(decode_json(text))
+    def to_json(self) -> dict[str, Any]:
+        """Return what the stage run's row keeps: {key, size, digest, steps_done, attempt, before}."""
+        before = {} if self.before is None else {"before": self.before.to_json()}
+        return {**self.ref.model_dump(), "steps_done": self.steps_done, "attempt": self.attempt, **before}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the snapshot of the JSON that a stage run's row keeps."""
+        """Return the snapshot of what ``to_json`` made."""
         ref = ObjectRef.model_validate({name: fields[name] for name in ObjectRef.model_fields})
         before = fields.get("before")
         return cls(ref, fields["steps_done"], fields["attempt"], None if before is None else cls.of(before))

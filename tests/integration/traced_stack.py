@@ -16,6 +16,7 @@ from PIL import Image
 from sqlalchemy import text
 
 from omni_jobs.database.database import Database
+from omni_jobs.database.tables import decode_json
 from omni_jobs.jobs import StoredSnapshot
 from omni_jobs.storage import open_store
 from omni_jobs.views import JobView
@@ -144,7 +145,7 @@ class TracedStack(EchoStack):
         with self.database.begin() as tx:
             query = text("SELECT snapshot FROM stage_runs WHERE job_id = :job")
             found = tx.execute(query, {"job": job_id}).scalar_one()
-        return None if found is None else StoredSnapshot.from_json(found)
+        return None if found is None else StoredSnapshot.of(decode_json(found))
 
     def owner(self, job_id: str) -> EchoWorker:
         by_id = {view.id: view.pid for view in self.jobs.workers()}

@@ -147,10 +147,7 @@ class Ledger:
     def take_slot(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the worker's slot, ring for a predecessor's stage runs, and renew the lease from then on.
 
-        Waits while the database is away, and some heartbeats for a holder that may live: without a renewal it is dead.
-        Raises SlotTaken when the holder lives or ``close`` ends the wait, and DatabaseUnavailable once ``keep_trying``
-        returns False.
-        ``loop`` is the event loop of the coroutines.
+        It waits and raises as ``WorkerSlot.take``; ``close`` ends the wait. ``loop`` is the coroutines' event loop.
         """
         self._loop = loop
         self._relay.ring(self._slot.take())
@@ -160,8 +157,7 @@ class Ledger:
     def serve(self) -> None:
         """Record that the engine is loaded, so that this worker may claim from now on, unless ``is_paused`` is true.
 
-        Raises Fenced when the worker was fenced or asked to stop, SlotTaken when another one has its slot, and
-        DatabaseUnavailable once ``keep_trying`` returns False.
+        It raises as ``WorkerSlot.serve``.
         """
         self.is_paused = self._slot.is_paused()
         self._relay.ring(self._slot.serve())

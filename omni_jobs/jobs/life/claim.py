@@ -113,7 +113,7 @@ def _claim(
         has_successors=bool(has_successors),
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
         is_high=bool(is_high),
-        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
+        snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from omni_jobs.database.statement import run_all
+from omni_jobs.database.tables import encode_json
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.life.transition import SET_SNAPSHOT_IF_HELD, JobTransition
 from omni_jobs.jobs.values import NewSnapshot, StoredSnapshot
@@ -42,7 +43,7 @@ def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
             continue
         *gone, stored = _chain(run.snapshot, [*older, newest])
         garbage += [(run.job_id, each.ref.key) for each in gone]
-        rows.append((run.id, newest.attempt, newest.worker_id, stored.to_json()))
+        rows.append((run.id, newest.attempt, newest.worker_id, encode_json(stored.to_json())))
     run_all(tx, [(SET_SNAPSHOT_IF_HELD, rows), (INSERT_GARBAGE, garbage)], exact=1)
     return recorded
 

@@ -355,7 +355,7 @@ def _run(row: Sequence[Any]) -> Run:
         payload_key=None if ref is None else decode_json(ref)["key"],
         payload_gone=gone,
         reason=reason,
-        snapshot=None if snapshot is None else StoredSnapshot.from_json(snapshot),
+        snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
     )
 
 

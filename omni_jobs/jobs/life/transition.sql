@@ -88,12 +88,7 @@ UPDATE stage_runs SET state = 'queued', queued_at = :at, due = :at, queue_deadli
 WHERE id = :stage_run AND state || '' = 'pending'
 
 -- cancel_if_waiting: cancels stage runs that nobody has claimed.
--- postgresql
 UPDATE stage_runs SET state = 'cancelled', finished_at = CAST(:at AS double precision), reason = NULL, snapshot = NULL
-WHERE id {ids} AND state IN ('pending', 'queued')
-RETURNING id
--- sqlite
-UPDATE stage_runs SET state = 'cancelled', finished_at = :at, reason = NULL, snapshot = NULL
 WHERE id {ids} AND state IN ('pending', 'queued')
 RETURNING id
 

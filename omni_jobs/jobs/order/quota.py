@@ -26,7 +26,7 @@ from omni_jobs.database.statement import Statements, execute_pipelined, listed
 from omni_jobs.database.tables import QuotaJobRow, decode_json
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.order.turns import Lines, next_turn
-from omni_jobs.jobs.order.virtual_times import Wish, virtual_times
+from omni_jobs.jobs.order.virtual_times import Wish, turn_of, virtual_times
 from omni_jobs.priority import Priority
 
 _sql = Statements(__file__)
@@ -132,16 +132,7 @@ def _give_turns(tx: Connection, tenant: _Tenant, costs: Mapping[str, float]) -> 
         tenant.lines[pipeline] = Lines(*map(max, astuple(lines), turns))
     times = virtual_times(tx, list(wishes.values()))
     given = [
-        (
-            job_id,
-            next_turn(
-                tenant.lines.setdefault(wish.pipeline.name, Lines()),
-                times[wish.line],
-                wish.priority,
-                tenant.weight,
-                wish.cost,
-            ),
-        )
+        (job_id, turn_of(wish, tenant.lines.setdefault(wish.pipeline.name, Lines()), times, tenant.weight))
         for job_id, wish in wishes.items()
     ]
     tenant.save(tx, pipelines)

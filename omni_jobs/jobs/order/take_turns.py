@@ -7,8 +7,8 @@ from sqlalchemy import Connection
 
 from omni_jobs.database.statement import Statements, execute_pipelined, listed
 from omni_jobs.jobs.order.quota import WEIGHTS_AND_LIMITS, running_limit
-from omni_jobs.jobs.order.turns import Lines, next_turn
-from omni_jobs.jobs.order.virtual_times import Wish, virtual_times
+from omni_jobs.jobs.order.turns import Lines
+from omni_jobs.jobs.order.virtual_times import Wish, turn_of, virtual_times
 
 _sql = Statements(__file__)
 _INSERT_TURNS = _sql.bulk("insert_turns_unless_there", "pipeline tenant")
@@ -49,13 +49,7 @@ def take_turns(tx: Connection, wishes: Sequence[Wish]) -> Turns:
     turns = [
         0
         if wish.tenant in limited
-        else next_turn(
-            lines[wish.pipeline.name, wish.tenant],
-            times[wish.line],
-            wish.priority,
-            weight_of.get(wish.tenant, 1.0),
-            wish.cost,
-        )
+        else turn_of(wish, lines[wish.pipeline.name, wish.tenant], times, weight_of.get(wish.tenant, 1.0))
         for wish in wishes
     ]
     changed = [key for key in wanted if key[1] not in limited]

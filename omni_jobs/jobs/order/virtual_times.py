@@ -1,12 +1,13 @@
 """Virtual times: how far the lines have got that jobs are about to join (``omni_jobs.jobs.order.turns``)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from omni_jobs.database.statement import Statements, execute_pipelined
 from omni_jobs.identity import PipelineId, StageId
+from omni_jobs.jobs.order.turns import Lines, next_turn
 from omni_jobs.priority import Priority
 
 _sql = Statements(__file__)
@@ -26,6 +27,11 @@ class Wish(NamedTuple):
     def line(self) -> _LineKey:
         """What tells the virtual time that the job is measured by from others."""
         return self.pipeline, self.stages
+
+
+def turn_of(wish: Wish, lines: Lines, times: Mapping[_LineKey, int], weight: float) -> int:
+    """Return a job's turn by the virtual times, and note it in the ``lines`` of its tenant, which has this weight."""
+    return next_turn(lines, times[wish.line], wish.priority, weight, wish.cost)
 
 
 def virtual_times(tx: Connection, wishes: Sequence[Wish]) -> dict[_LineKey, int]:
