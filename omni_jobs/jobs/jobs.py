@@ -1,6 +1,6 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit → claim → report_progress, record_snapshots → report;  cancel, retry, delete
+submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, delete
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 
 Each stands with its SQL in a file of its own. Those that need nothing but a transaction are named here, and explained
@@ -79,21 +79,10 @@ class Jobs:
 
     # A job's life.
 
-    def submit(self, job: NewJob) -> SubmitResult:
-        """Write a job with its stage runs, queue those without inputs, and return the job's id with the queues to ring.
-
-        If the tenant has used the job's idempotency key for the same request before, the result is the job of that
-        submit, with ``created`` False. Raises IdempotencyKeyReused if it was for another request.
-        """
-        [result] = self.submit_all([job])
-        if isinstance(result, OmniJobsError):
-            raise result
-        return result
-
     def submit_all(self, jobs: Sequence[NewJob]) -> list[SubmitResult | OmniJobsError]:
-        """Submit jobs in one transaction, and return the results in the same order.
+        """Write jobs with their stage runs in one transaction, and return the results in the same order.
 
-        A job's result is the error that ``submit`` would raise for it alone; the other jobs are written all the same.
+        :func:`omni_jobs.jobs.life.submit.submit` says what they are: an error for one job harms no other.
         """
         if not jobs:
             return []

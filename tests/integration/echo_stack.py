@@ -25,6 +25,7 @@ from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.states import StageRunState
 from omni_jobs.views import JobView, WorkerView
+from tests.integration.job_steps import submit_one
 
 PIPELINE = """
 name: echo
@@ -196,7 +197,7 @@ class EchoStack:
             request_digest=uuid4().hex,
             priority=priority,
         )
-        queues = self.jobs.submit(job).queues
+        queues = submit_one(self.jobs, job).queues
         if ring:
             self.app.broker.ring(queues)
         return job.job_id

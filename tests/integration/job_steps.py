@@ -20,6 +20,7 @@ from omni_jobs.jobs import (
     NewWorker,
     Outcome,
     Release,
+    SubmitResult,
     new_job_id,
 )
 from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, STAGE_RUN_ROW
@@ -55,6 +56,14 @@ def new_job(graph: dict[str, list[str]] = CHAIN, **changes: Any) -> NewJob:
         "request_digest": "r",
     }
     return NewJob(**(values | changes))
+
+
+def submit_one(jobs: Jobs, job: NewJob) -> SubmitResult:
+    """Submit a job, and return its result. Raises the error that is its result instead."""
+    [result] = jobs.submit_all([job])
+    if isinstance(result, OmniJobsError):
+        raise result
+    return result
 
 
 def register(

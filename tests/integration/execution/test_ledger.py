@@ -42,7 +42,10 @@ from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef, snapshot_key
-from tests.integration.job_steps import failures
+from tests.integration.job_steps import (
+    failures,
+    submit_one,
+)
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
 from workers.execution.observers.ledger_observer import LedgerObserver
@@ -168,7 +171,8 @@ class Bench:
         """Submit jobs, and return their ids."""
         ids = [new_job_id() for _ in range(count)]
         for job_id in ids:
-            self.jobs.submit(
+            submit_one(
+                self.jobs,
                 NewJob(
                     job_id=job_id,
                     pipeline=PipelineId("echo", "d"),
@@ -178,7 +182,7 @@ class Bench:
                     stages=[NewStage(name="first", inputs=(), queue="echo.first")],
                     seed=0,
                     request_digest="r",
-                )
+                ),
             )
         return ids
 

@@ -30,6 +30,7 @@ from tests.integration.job_steps import (
     register_each,
     release,
     stages,
+    submit_one,
 )
 
 ONLY: dict[str, list[str]] = {"first": []}
@@ -89,7 +90,7 @@ def test_few_are_claimed_as_many_are(jobs: Jobs, at_once: int) -> None:
 
 def test_a_claim_gives_all_it_takes_to_run(jobs: Jobs) -> None:
     media = [{"key": "k", "size": 1, "digest": "d", "media_type": "audio/wav"}]
-    jobs.submit(new_job(request={"a": 1}, media=media))
+    submit_one(jobs, new_job(request={"a": 1}, media=media))
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     assert (claimed.stage, claimed.attempt, claimed.has_successors) == ("first", 1, True)
@@ -129,7 +130,7 @@ def test_the_lowest_turns_are_claimed_first_and_the_oldest_of_equal_ones(jobs: J
     wishes = ["a1", "a2", "b1", "b2", "b3", "a-high", "a-low", "b4"]
     priorities = {"a-high": Priority.HIGH, "a-low": Priority.LOW}
     for name in wishes:
-        jobs.submit(new_job(ONLY, job_id=name, tenant=name[0], priority=priorities.get(name, Priority.NORMAL)))
+        submit_one(jobs, new_job(ONLY, job_id=name, tenant=name[0], priority=priorities.get(name, Priority.NORMAL)))
     first = jobs.claim("w", 4)
     assert job_ids(first) == ["b1", "a1", "b2", "a-high"]
     assert first.more
@@ -195,7 +196,7 @@ def _named(ids: Sequence[str]) -> dict[str, str]:
 @postgresql_only
 @pytest.mark.parametrize("ending", ["complete", "release"])
 def test_a_cancel_whose_stage_run_is_claimed_meanwhile_ends_well(jobs: Jobs, database: Database, ending: str) -> None:
-    job_id = jobs.submit(new_job()).job_id
+    job_id = submit_one(jobs, new_job()).job_id
     register(jobs, "w")
     with database.begin() as tx:
         transition = JobTransition.of_job(tx, job_id)
@@ -215,7 +216,7 @@ def test_a_cancel_whose_stage_run_is_claimed_meanwhile_ends_well(jobs: Jobs, dat
 
 @postgresql_only
 def test_a_failing_job_stops_what_was_claimed_meanwhile(jobs: Jobs, database: Database) -> None:
-    job_id = jobs.submit(new_job({"a": [], "b": []})).job_id
+    job_id = submit_one(jobs, new_job({"a": [], "b": []})).job_id
     register_each(jobs, "ab")
     (a,) = claim(jobs, "a")
     with database.begin() as tx:

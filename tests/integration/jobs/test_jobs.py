@@ -58,6 +58,7 @@ from tests.integration.job_steps import (
     register_each,
     release,
     stages,
+    submit_one,
 )
 from tests.services.postgres import until_one_waits_for_a_lock
 
@@ -66,7 +67,7 @@ from tests.services.postgres import until_one_waits_for_a_lock
 
 def test_submit_queues_the_first_stages(jobs: Jobs) -> None:
     job = new_job(DIAMOND, metadata={"user": "u"})
-    submitted = jobs.submit(job)
+    submitted = submit_one(jobs, job)
     assert submitted.created
     assert submitted.queues == {"echo.a"}
     view = jobs.get(job.job_id)
@@ -93,7 +94,7 @@ def test_a_new_job_reads_as_it_was_written(database: Database, changes: dict[str
     job = new_job(**changes)
     for stage in job.stages:
         register(Jobs(database), f"w-{stage.name}", stage.name)
-    submitted = Jobs(database).submit(job)
+    submitted = submit_one(Jobs(database), job)
     assert submitted.created_at is not None
     found = Jobs(database).get(job.job_id)
     assert found.waiting is not None
@@ -102,13 +103,13 @@ def test_a_new_job_reads_as_it_was_written(database: Database, changes: dict[str
 
 def test_a_job_that_may_have_been_there_has_no_time_of_its_own(database: Database) -> None:
     jobs, job = Jobs(database), new_job()
-    first = jobs.submit(job)
-    assert jobs.submit(job) == replace(first, created_at=None, job=None)
+    first = submit_one(jobs, job)
+    assert submit_one(jobs, job) == replace(first, created_at=None, job=None)
 
 
 def test_inputs_outside_the_job_are_not_waited_for(jobs: Jobs) -> None:
     job = new_job({"second": ["first"]})
-    assert jobs.submit(job).queues == {"echo.second"}
+    assert submit_one(jobs, job).queues == {"echo.second"}
 
 
 def test_ids_sort_by_time() -> None:
@@ -119,19 +120,19 @@ def test_ids_sort_by_time() -> None:
 
 
 def test_an_idempotency_key_names_one_job(jobs: Jobs) -> None:
-    first = jobs.submit(new_job(idempotency_key="k"))
-    again = jobs.submit(new_job(idempotency_key="k"))
+    first = submit_one(jobs, new_job(idempotency_key="k"))
+    again = submit_one(jobs, new_job(idempotency_key="k"))
     assert first.created
     assert (again.job_id, again.created, list(again.queues)) == (first.job_id, False, [])
     with pytest.raises(IdempotencyKeyReused) as caught:
-        jobs.submit(new_job(request_digest="other", idempotency_key="k"))
+        submit_one(jobs, new_job(request_digest="other", idempotency_key="k"))
     assert caught.value.field == "Idempotency-Key"
     assert len(jobs.list().jobs) == 1
 
 
 def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: jobs.submit(new_job(idempotency_key="k")), range(24)))
+        answers = list(pool.map(lambda _: submit_one(jobs, new_job(idempotency_key="k")), range(24)))
     assert len({answer.job_id for answer in answers}) == 1
     assert sum(answer.created for answer in answers) == 1
 
@@ -139,7 +140,7 @@ def test_an_idempotency_key_used_at_once_names_one_job(jobs: Jobs) -> None:
 # Not on SQLite, where nobody else writes while a submit is open.
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_job_that_is_deleted_while_its_key_is_used_again(jobs: Jobs, database: Database) -> None:
-    first = jobs.submit(new_job(idempotency_key="k"))
+    first = submit_one(jobs, new_job(idempotency_key="k"))
     deleted = threading.Event()
 
     @event.listens_for(database._engine, "before_cursor_execute")
@@ -156,11 +157,11 @@ def test_a_job_that_is_deleted_while_its_key_is_used_again(jobs: Jobs, database:
     assert isinstance(refused, DatabaseUnavailable)
     assert isinstance(neighbour, SubmitResult)
     assert neighbour.created
-    assert jobs.submit(new_job(idempotency_key="k")).created
+    assert submit_one(jobs, new_job(idempotency_key="k")).created
 
 
 def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
-    first = jobs.submit(new_job(tenant="a", idempotency_key="k"))
+    first = submit_one(jobs, new_job(tenant="a", idempotency_key="k"))
     assert jobs.known_keys({("a", "k"), ("b", "k"), ("a", "other")}) == {("a", "k")}
     wishes = [
         new_job(tenant="b", request_digest="other", idempotency_key="k"),
@@ -177,7 +178,7 @@ def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
 
 
 def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
-    known = jobs.submit(new_job(idempotency_key="known"))
+    known = submit_one(jobs, new_job(idempotency_key="known"))
     wishes = [
         new_job(),
         new_job(idempotency_key="known"),
@@ -221,7 +222,7 @@ def test_batches_that_share_keys_make_each_job_once(jobs: Jobs) -> None:
 
 def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
     made = {"inline_payload": b"abc", "payload_bytes": 3, "result": {"a": 1, "b": 1}}
@@ -246,7 +247,7 @@ def test_completing_every_stage_completes_the_job(jobs_or_forgetful: Jobs) -> No
 
 
 def test_a_stored_payload_reaches_the_next_stage_as_its_ref(jobs: Jobs) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
     jobs.report([done(claimed, "first", payload=REF, payload_bytes=REF.size)])
@@ -254,7 +255,7 @@ def test_a_stored_payload_reaches_the_next_stage_as_its_ref(jobs: Jobs) -> None:
 
 
 def test_a_repeated_completion_has_the_same_answer(jobs: Jobs) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     completion = done(claimed, "w", artifacts=[StoredArtifact("a", "text/plain", REF)])
@@ -263,7 +264,7 @@ def test_a_repeated_completion_has_the_same_answer(jobs: Jobs) -> None:
 
 
 def test_only_the_claim_that_holds_completes(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     wrong = [
@@ -286,7 +287,7 @@ def test_inputs_that_end_at_once_queue_their_consumer_once(jobs: Jobs) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(15):
-            submitted = jobs.submit(new_job(DIAMOND))
+            submitted = submit_one(jobs, new_job(DIAMOND))
             assert complete_all(jobs, "a") == {"echo.b", "echo.c"}
             parallel = [*claim(jobs, "b"), *claim(jobs, "c")]
             rung = [queue for found in pool.map(complete, "bc", parallel) for queue in found]
@@ -300,7 +301,7 @@ def test_what_ends_and_what_comes_in_its_place_are_one_transaction(jobs_or_forge
     """Its answer may be lost: then another try gives the same."""
     jobs = jobs_or_forgetful
     register_each(jobs, slots=100)
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     (ended,) = claim(jobs, "first")
     wanted = [new_job() for _ in range(others)]
     jobs.submit_all(wanted)
@@ -323,9 +324,9 @@ def test_a_fenced_worker_completes_nothing_with_its_claim(jobs_or_forgetful: Job
     """What ended may be reported again alone."""
     jobs = jobs_or_forgetful
     register(jobs, "w")
-    jobs.submit(new_job({"first": []}))
+    submit_one(jobs, new_job({"first": []}))
     (ended,) = claim(jobs, "w")
-    waiting = jobs.submit(new_job())
+    waiting = submit_one(jobs, new_job())
     with jobs._db.begin() as tx:
         tx.execute(text("DELETE FROM workers"))
     with pytest.raises(Fenced):
@@ -341,7 +342,7 @@ def test_what_an_end_cancels_is_not_claimed_with_it(jobs: Jobs) -> None:
     artifact = StoredArtifact("a", "text/plain", REF)
     stage_run = {"a": [], "b": ["a"], "c": ["a"]}
     register_each(jobs, stage_run)
-    failing, other = jobs.submit(new_job(stage_run)), jobs.submit(new_job({"b": []}))
+    failing, other = submit_one(jobs, new_job(stage_run)), submit_one(jobs, new_job({"b": []}))
     jobs.report([done(each, "a", artifacts=[artifact]) for each in claim(jobs, "a")])
     (b,) = claim(jobs, "b", 1)
     claims, *_, outcomes = jobs.claim("b", 100, reports=[done(b, "b", artifacts=[artifact])])
@@ -371,7 +372,7 @@ def test_stage_runs_written_since_the_jobs_were_locked_are_passed_over(database:
 def test_an_artifact_name_taken_fails_that_job_alone(jobs: Jobs) -> None:
     register_each(jobs)
     artifact = StoredArtifact("a", "text/plain", REF)
-    twice, fine = jobs.submit(new_job()), jobs.submit(new_job())
+    twice, fine = submit_one(jobs, new_job()), submit_one(jobs, new_job())
     jobs.report([done(claimed, "first", artifacts=[artifact]) for claimed in claim(jobs, "first")])
     claims = claim(jobs, "second")
     outcomes = jobs.report([done(claims[0], "second", artifacts=[artifact]), done(claims[1], "second")])
@@ -393,7 +394,7 @@ def test_a_result_must_be_json() -> None:
 
 def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs, database_url: str) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     outcome = fail(jobs, failed(claimed, "w", OutOfMemory()))
@@ -412,7 +413,7 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
 
 
 def test_the_last_attempt_fails_the_job(jobs: Jobs, database: Database) -> None:
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w", lease_s=10_000)
     for _ in range(3):
         (claimed,) = claim(jobs, "w")
@@ -429,7 +430,7 @@ def test_the_last_attempt_fails_the_job(jobs: Jobs, database: Database) -> None:
 
 def test_a_final_error_fails_the_job_at_once_and_once(jobs_or_forgetful: Jobs) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     failure = failed(claimed, "w", ModelError("bad audio", field="audio", key="k"))
@@ -444,7 +445,7 @@ def test_a_final_error_fails_the_job_at_once_and_once(jobs_or_forgetful: Jobs) -
 
 
 def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job(DIAMOND))
+    submitted = submit_one(jobs, new_job(DIAMOND))
     register_each(jobs, DIAMOND)
     complete_all(jobs, "a")
     (b,), (c,) = claim(jobs, "b"), claim(jobs, "c")
@@ -466,7 +467,7 @@ def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
 
 def test_what_is_released_is_queued_again_without_a_failure(jobs_or_forgetful: Jobs) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w1")
     register(jobs, "w2")
     (claimed,) = claim(jobs, "w1")
@@ -480,7 +481,7 @@ def test_what_is_released_is_queued_again_without_a_failure(jobs_or_forgetful: J
 
 
 def test_a_retired_worker_leaves_nothing(jobs: Jobs) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     assert release(jobs, [(claimed.stage_run_id, 1)], "w") == {"echo.first"}
@@ -497,7 +498,7 @@ def test_a_retired_worker_leaves_nothing(jobs: Jobs) -> None:
 
 def test_a_lost_workers_stage_runs_are_freed(jobs_or_forgetful: Jobs, database_url: str) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w1", lease_s=10)
     (claimed,) = claim(jobs, "w1")
     assert jobs.rescue().freed == 0
@@ -528,7 +529,7 @@ def test_a_renewed_lease_holds(jobs: Jobs, database: Database) -> None:
 def test_a_lease_that_is_over_begins_anew_if_nobody_has_taken_what_it_covers(jobs_or_forgetful: Jobs) -> None:
     """After an outage of the database: the worker renews before it claims, and goes on with what it has."""
     jobs = jobs_or_forgetful
-    submitted, waiting = jobs.submit(new_job({"first": []})), jobs.submit(new_job({"first": []}))
+    submitted, waiting = submit_one(jobs, new_job({"first": []})), submit_one(jobs, new_job({"first": []}))
     register(jobs, "w", lease_s=10)
     (claimed,) = claim(jobs, "w", 1)
     pass_time(jobs._db, 3600)
@@ -547,7 +548,7 @@ def test_a_renewal_and_a_rescue_have_one_winner(jobs: Jobs, database: Database) 
     """Of a worker whose lease is over: it goes on with its attempt, or another one takes the next."""
     for number in range(20):
         name = f"w{number}"
-        submitted = jobs.submit(new_job({"first": []}))
+        submitted = submit_one(jobs, new_job({"first": []}))
         register(jobs, name)
         (claimed,) = claim(jobs, name)
         pass_time(database, 100)
@@ -568,7 +569,7 @@ def test_a_renewal_and_a_rescue_have_one_winner(jobs: Jobs, database: Database) 
 
 
 def test_a_rescuer_waits_a_lease_since_the_database_is_there_again(jobs: Jobs, database: Database) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "w", lease_s=60)
     claim(jobs, "w")
     presence = DatabasePresence(5)
@@ -586,7 +587,7 @@ def test_a_rescuer_waits_a_lease_since_the_database_is_there_again(jobs: Jobs, d
 
 
 def test_an_unknown_owner_is_rescued(jobs: Jobs, database: Database) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "w")
     claim(jobs, "w")
     with database.begin() as tx:
@@ -595,7 +596,7 @@ def test_an_unknown_owner_is_rescued(jobs: Jobs, database: Database) -> None:
 
 
 def test_a_job_that_kills_its_workers_ends(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     for attempt in range(3):
         register(jobs, f"w{attempt}", slot="slot")
         assert len(claim(jobs, f"w{attempt}")) == 1
@@ -610,7 +611,7 @@ def test_a_job_that_kills_its_workers_ends(jobs: Jobs) -> None:
 
 
 def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jobs, database: Database) -> None:
-    submitted = jobs.submit(new_job({"a": [], "b": [], "c": ["a", "b"]}))
+    submitted = submit_one(jobs, new_job({"a": [], "b": [], "c": ["a", "b"]}))
     for attempt in range(3):
         for stage in "ab":
             register(jobs, f"{stage}{attempt}", stage, slot=stage)
@@ -621,7 +622,7 @@ def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jo
 
 
 def test_a_restart_in_the_same_slot_takes_over_at_once(jobs: Jobs) -> None:
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "boot-1", slot="host/first")
     (claimed,) = claim(jobs, "boot-1")
     assert register(jobs, "boot-2", slot="host/first") == {"echo.first"}
@@ -654,7 +655,7 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
     newcomer = NewWorker(
         "b", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 2, 4, "1", pid_space="boot/1", pid_started=7
     )
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     register(jobs, "a", slot="slot")
     (claimed,) = claim(jobs, "a")
     seen = jobs.slot_holder("slot")
@@ -679,7 +680,7 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
 
 def test_a_worker_that_loads_holds_its_slot_and_is_not_counted_on(jobs: Jobs) -> None:
     loading = NewWorker("a", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 1, 4, "1")
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     jobs.register_worker(loading, 60.0, loading=True)
     assert jobs.workers() == []
     with pytest.raises(SlotTaken):
@@ -691,7 +692,7 @@ def test_a_worker_that_loads_holds_its_slot_and_is_not_counted_on(jobs: Jobs) ->
 def test_that_a_living_worker_was_fenced_is_not_its_stage_runs_fault(jobs_or_forgetful: Jobs) -> None:
     """Stopped and continued more often than a stage run may lose its worker; one that is killed still counts."""
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     attempt = 0
     for _ in range(TWICE.worker_lost + 2):
         register(jobs, f"w{attempt}", slot="slot")
@@ -716,7 +717,7 @@ def test_that_a_living_worker_was_fenced_is_not_its_stage_runs_fault(jobs_or_for
 
 
 def test_what_is_forgiven_counts_no_more_after_a_retry(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job({"first": []}))
+    submitted = submit_one(jobs, new_job({"first": []}))
     for attempt in range(TWICE.worker_lost + 1):
         register(jobs, f"w{attempt}", slot="slot")
         claim(jobs, f"w{attempt}")
@@ -731,7 +732,7 @@ def test_what_is_forgiven_counts_no_more_after_a_retry(jobs: Jobs) -> None:
 def test_what_has_failed_stays_quarantined_and_its_errors_say_why(jobs_or_forgetful: Jobs) -> None:
     """Its workers all lived, and said so too late: a failed job without a lost worker would explain nothing."""
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job({"first": []}))
+    submitted = submit_one(jobs, new_job({"first": []}))
     for attempt in range(TWICE.worker_lost + 1):
         register(jobs, f"w{attempt}", slot="slot")
         claim(jobs, f"w{attempt}")
@@ -749,7 +750,7 @@ def test_what_has_failed_stays_quarantined_and_its_errors_say_why(jobs_or_forget
 
 def test_queued_work_is_cancelled_at_once(jobs_or_forgetful: Jobs) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w")
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLED
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLED
@@ -761,7 +762,7 @@ def test_queued_work_is_cancelled_at_once(jobs_or_forgetful: Jobs) -> None:
 @pytest.mark.parametrize("ending", ["complete", "fail", "release", "lost"])
 def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> None:
     jobs = jobs_or_forgetful
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w", slot="slot")
     (claimed,) = claim(jobs, "w")
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
@@ -786,7 +787,7 @@ def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> 
 
 
 def test_cancelling_waits_for_the_last_that_runs(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job(DIAMOND))
+    submitted = submit_one(jobs, new_job(DIAMOND))
     register_each(jobs, DIAMOND)
     complete_all(jobs, "a")
     (b,), (c,) = claim(jobs, "b"), claim(jobs, "c")
@@ -798,7 +799,7 @@ def test_cancelling_waits_for_the_last_that_runs(jobs: Jobs) -> None:
 
 
 def test_cancel_comes_too_late(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job({"first": []}))
+    submitted = submit_one(jobs, new_job({"first": []}))
     register(jobs, "w")
     complete_all(jobs, "w")
     assert jobs.cancel(submitted.job_id) == JobState.COMPLETED
@@ -821,7 +822,7 @@ def test_cancel_and_completion_have_one_winner(jobs: Jobs) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(15):
-            jobs.submit(new_job({"first": []}))
+            submit_one(jobs, new_job({"first": []}))
             (claimed,) = claim(jobs, "w")
             cancelled, completed = pool.submit(cancel, claimed), pool.submit(complete, claimed)
             state = jobs.get(claimed.job_id).status if completed.result() else cancelled.result()
@@ -844,7 +845,7 @@ def test_cancel_and_claim_agree(jobs: Jobs) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(15):
-            submitted = jobs.submit(new_job())
+            submitted = submit_one(jobs, new_job())
             cancelled, taken = pool.submit(cancel, submitted.job_id), pool.submit(take)
             if taken.result():
                 assert cancelled.result() == JobState.CANCELLING
@@ -873,7 +874,7 @@ def test_the_progress_of_a_stage_that_succeeded_is_what_it_made(
 ) -> None:
     """The last report comes before the end."""
     register_each(jobs)
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     [claimed] = claim(jobs, "first")
     jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, total, unit)])
     jobs.report([done(claimed, "first", finish_reason=finish_reason, result={"usage": usage} if usage else {})])
@@ -885,7 +886,7 @@ def test_the_progress_of_a_stage_that_succeeded_is_what_it_made(
 
 
 def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
-    submitted = jobs.submit(new_job())
+    submitted = submit_one(jobs, new_job())
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     jobs.report_progress([])
@@ -913,7 +914,7 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
 def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
     register_each(jobs)
     value = {ANY_SCRIPT: [ANY_SCRIPT]}
-    submitted = jobs.submit(new_job(request=value, metadata=value))
+    submitted = submit_one(jobs, new_job(request=value, metadata=value))
     (claimed,) = claim(jobs, "first")
     assert claimed.request == value
     jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 1, 1, "tokens", ANY_SCRIPT)])
@@ -924,7 +925,7 @@ def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
     assert view.metadata == value
     assert view.stages[0].progress is not None
     assert view.stages[0].progress.text == ANY_SCRIPT
-    failing = jobs.submit(new_job())
+    failing = submit_one(jobs, new_job())
     (claimed,) = claim(jobs, "first")
     fail(jobs, failed(claimed, "first", ModelError(ANY_SCRIPT, field=ANY_SCRIPT)))
     error = jobs.get(failing.job_id).error
@@ -933,7 +934,7 @@ def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:
 
 
 def test_pages_go_back_in_time(jobs: Jobs) -> None:
-    ids = [jobs.submit(new_job()).job_id for _ in range(7)]
+    ids = [submit_one(jobs, new_job()).job_id for _ in range(7)]
     page = jobs.list(limit=3)
     seen = [view.id for view in page.jobs]
     while page.next_cursor is not None:
@@ -943,9 +944,9 @@ def test_pages_go_back_in_time(jobs: Jobs) -> None:
 
 
 def test_pages_by_state_and_pipeline(jobs: Jobs) -> None:
-    kept = jobs.submit(new_job()).job_id
-    jobs.cancel(jobs.submit(new_job()).job_id)
-    other = jobs.submit(new_job(pipeline=PipelineId("other", "d"))).job_id
+    kept = submit_one(jobs, new_job()).job_id
+    jobs.cancel(submit_one(jobs, new_job()).job_id)
+    other = submit_one(jobs, new_job(pipeline=PipelineId("other", "d"))).job_id
     assert [view.id for view in jobs.list(state=JobState.QUEUED).jobs] == [other, kept]
     assert [view.id for view in jobs.list(state=JobState.QUEUED, pipeline="echo").jobs] == [kept]
     assert jobs.list(pipeline="none").jobs == []
@@ -968,7 +969,7 @@ def test_bad_pages_are_refused(jobs: Jobs, arguments: dict[str, Any], field: str
 
 
 def test_what_is_not_there_is_not_found(jobs: Jobs) -> None:
-    job_id = jobs.submit(new_job()).job_id
+    job_id = submit_one(jobs, new_job()).job_id
     for unknown in ("job-unknown", "\x00", "\ud800", ""):
         with pytest.raises(NotFound):
             jobs.get(unknown)
@@ -1062,7 +1063,7 @@ def test_no_round_reads_whole_tables(jobs: Jobs, database: Database) -> None:
             if row[-1].startswith(("SCAN stage_runs", "SCAN jobs")) and "USING INDEX ix_stage_runs" not in row[-1]
         )
 
-    submitted = [jobs.submit(new_job()) for _ in range(4)]
+    submitted = [submit_one(jobs, new_job()) for _ in range(4)]
     register(jobs, "w", lease_s=10_000)
     claims = claim(jobs, "w")
     jobs.report_progress([ProgressReport(claims[0].stage_run_id, 1, 1, 2, "n")])

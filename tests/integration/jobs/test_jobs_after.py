@@ -29,6 +29,7 @@ from tests.integration.job_steps import (
     register_each,
     release,
     stages,
+    submit_one,
 )
 
 KEEP = Retention(payloads_s=100, inputs_s=200, artifacts_s=300, events_s=400, jobs_s=1000)
@@ -59,7 +60,7 @@ def error_of(view: JobView) -> tuple[str, str]:
 @pytest.mark.parametrize("end", ["failed", "cancelled", "expired"])
 def test_a_job_that_is_not_completed_shows_what_its_stages_made(jobs: Jobs, database: Database, end: str) -> None:
     job = new_job(expires_in_s=60.0)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs)
     (claimed,) = claim(jobs, "first")
     jobs.report([done(claimed, "first", inline_payload=b"a", result={"text": "said", "texts": {"first": "heard"}})])
@@ -80,7 +81,7 @@ def test_a_job_that_is_not_completed_shows_what_its_stages_made(jobs: Jobs, data
 
 def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_in_s=60.0)
-    jobs.submit(job)
+    submit_one(jobs, job)
     assert jobs.rescue().expired == 0
     pass_time(database, 60)
     jobs.rescue()
@@ -95,7 +96,7 @@ def test_a_job_that_never_started_expires(jobs: Jobs, database: Database) -> Non
 
 def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_at=time.time() + 60)
-    jobs.submit(job)
+    submit_one(jobs, job)
     view = jobs.get(job.job_id)
     assert view.expires_at is not None
     assert abs((view.expires_at - view.created_at).total_seconds() - 60) < 5
@@ -116,7 +117,7 @@ def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, databas
 
 def test_a_job_that_ended_in_time_does_not_expire(jobs: Jobs, database: Database) -> None:
     job = new_job({"first": []}, expires_in_s=60.0)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register(jobs, "w")
     complete_all(jobs, "w")
     pass_time(database, 1000)
@@ -126,7 +127,7 @@ def test_a_job_that_ended_in_time_does_not_expire(jobs: Jobs, database: Database
 
 def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Database) -> None:
     job = new_job(expires_in_s=60.0)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register(jobs, "w", lease_s=1000)
     (claimed,) = claim(jobs, "w")
     jobs.cancel(job.job_id)
@@ -140,7 +141,7 @@ def test_a_cancelled_job_past_its_deadline_is_cancelled(jobs: Jobs, database: Da
 def test_waiting_too_long_for_a_stage_expires_the_job(jobs: Jobs, database: Database) -> None:
     job = new_job()
     job = replace(job, stages=[job.stages[0], NewStage("second", ["first"], "echo.second", queue_limit_s=30)])
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs, lease_s=1000)
     pass_time(database, 100)  # the first stage has no limit
     assert jobs.rescue().expired == 0
@@ -161,9 +162,9 @@ def test_waiting_too_long_for_a_stage_expires_the_job(jobs: Jobs, database: Data
 def test_many_jobs_expire_in_one_round(database: Database) -> None:
     jobs = Jobs(database)
     for _ in range(30):
-        jobs.submit(new_job(expires_in_s=1.0))
+        submit_one(jobs, new_job(expires_in_s=1.0))
     kept = new_job(expires_in_s=500.0)
-    jobs.submit(kept)
+    submit_one(jobs, kept)
     pass_time(database, 2)
     assert jobs.rescue().expired == 30
     assert jobs.get(kept.job_id).status == JobState.QUEUED
@@ -174,7 +175,7 @@ def test_many_jobs_expire_in_one_round(database: Database) -> None:
 
 def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs) -> None:
     job = new_job(expires_in_s=500.0)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs)
     complete_all(jobs, "first")
     (claimed,) = claim(jobs, "second")
@@ -196,7 +197,7 @@ def test_a_failed_job_goes_on_where_it_failed(jobs: Jobs) -> None:
 
 def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
     job = new_job(DIAMOND)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs, DIAMOND)
     complete_each(jobs, DIAMOND)
     assert jobs.get(job.job_id).status == JobState.COMPLETED
@@ -220,7 +221,7 @@ def test_a_completed_job_is_run_again_from_a_stage(jobs: Jobs) -> None:
 
 def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
     job = new_job({"only": []})
-    jobs.submit(job)
+    submit_one(jobs, job)
     register(jobs, "w", "only")
     for attempt in (1, 2):
         (claimed,) = claim(jobs, "w")
@@ -245,7 +246,7 @@ def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
 
 def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
     job = new_job()
-    jobs.submit(job)
+    submit_one(jobs, job)
     with pytest.raises(Conflict, match="only a job that has ended"):
         jobs.retry(job.job_id)
     with pytest.raises(NotFound):
@@ -259,8 +260,8 @@ def test_an_active_job_is_not_retried(jobs: Jobs) -> None:
 
 def test_retrying_without_end_keeps_a_bounded_number_of_events(jobs: Jobs, database: Database) -> None:
     job, other = new_job(), new_job()
-    jobs.submit(job)
-    jobs.submit(other)
+    submit_one(jobs, job)
+    submit_one(jobs, other)
     jobs.cancel(job.job_id)
     jobs.cancel(other.job_id)
     for _ in range(KEPT_EVENTS // 2 + 10):
@@ -275,8 +276,8 @@ def test_retrying_without_end_keeps_a_bounded_number_of_events(jobs: Jobs, datab
 
 def test_retrying_without_end_keeps_a_bounded_number_of_errors(jobs: Jobs, database: Database) -> None:
     job, other = new_job({"only": []}), new_job({"only": []})
-    jobs.submit(job)
-    jobs.submit(other)
+    submit_one(jobs, job)
+    submit_one(jobs, other)
     register(jobs, "only", "only")
     for run in claim(jobs, "only"):
         fail(jobs, failed(run, "only", ModelError("no")))
@@ -295,7 +296,7 @@ def test_retrying_without_end_keeps_a_bounded_number_of_errors(jobs: Jobs, datab
 
 def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
     job = new_job(DIAMOND)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs, DIAMOND)
     (claimed,) = claim(jobs, "a")
     key = payload_key(job.job_id, "a", 1)
@@ -314,7 +315,7 @@ def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
 
 def test_a_small_payload_leaves_the_database_with_its_job_s_end(jobs: Jobs, database: Database) -> None:
     job = new_job(DIAMOND)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs, DIAMOND)
     for stage in DIAMOND:
         kept = read(database, "SELECT count(payload_inline) FROM stage_runs")
@@ -342,7 +343,7 @@ def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
     job = new_job()
     media = [{**ref(input_key(job.job_id, 0)).model_dump(), "media_type": "audio/wav"}]
     job = replace(job, media=media)
-    jobs.submit(job)
+    submit_one(jobs, job)
     register_each(jobs, lease_s=10_000)
     (claimed,) = claim(jobs, "first")
     assert claimed.media == media
@@ -412,7 +413,7 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
     jobs: Jobs, database: Database, lost: bool
 ) -> None:
     patient = Jobs(database, prune_after_s=KEEP.without_payloads_s)
-    patient.submit(new_job({"first": []}))
+    submit_one(patient, new_job({"first": []}))
     register(patient, "w", lease_s=10_000)
     if lost:  # it may have left a payload that nobody knows of
         (claimed,) = claim(patient, "w")
@@ -426,9 +427,9 @@ def test_a_job_that_completed_is_looked_at_when_something_of_it_is_due(
 def test_nothing_that_runs_is_pruned(jobs: Jobs, database: Database) -> None:
     job_id = finished_job(jobs, fails=True)
     waiting, running = new_job(), new_job()
-    jobs.submit(running)
+    submit_one(jobs, running)
     claim(jobs, "first")
-    jobs.submit(waiting)
+    submit_one(jobs, waiting)
     jobs.retry(job_id)
     pass_time(database, 5000)
     assert jobs.prune(KEEP).checked == 0
@@ -457,7 +458,7 @@ def test_delete(jobs: Jobs) -> None:
     with pytest.raises(NotFound):
         jobs.delete(job_id)
     active = new_job()
-    jobs.submit(active)
+    submit_one(jobs, active)
     with pytest.raises(Conflict, match="cancel it first"):
         jobs.delete(active.job_id)
     with pytest.raises(NotFound):
@@ -468,7 +469,7 @@ def test_orphans_are_what_nothing_refers_to(jobs: Jobs, database: Database) -> N
     job_id = finished_job(jobs, fails=True)
     running = new_job()
     register(jobs, "w2", lease_s=10_000)
-    jobs.submit(running)
+    submit_one(jobs, running)
     claim(jobs, "w2")
     kept = [
         input_key(job_id, 0),
@@ -489,10 +490,10 @@ def test_orphans_are_what_nothing_refers_to(jobs: Jobs, database: Database) -> N
 
 
 def test_the_backlog_are_the_jobs_that_nobody_has_started(jobs: Jobs) -> None:
-    jobs.submit(new_job())
-    jobs.submit(new_job(tenant="acme"))
+    submit_one(jobs, new_job())
+    submit_one(jobs, new_job(tenant="acme"))
     register(jobs, "w")
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     assert jobs.backlog() == {("echo", "default"): 2, ("echo", "acme"): 1}
     (claimed,) = claim(jobs, "w", 1)
     assert jobs.backlog() == {("echo", "default"): 1, ("echo", "acme"): 1}
@@ -503,7 +504,7 @@ def test_the_backlog_are_the_jobs_that_nobody_has_started(jobs: Jobs) -> None:
 
 def test_events_are_numbered_within_their_job(jobs: Jobs, database: Database) -> None:
     """The numbers of a job's events tell nothing of other jobs, and grow even where all earlier ones are pruned."""
-    job_id, other = (jobs.submit(new_job()).job_id for _ in range(2))
+    job_id, other = (submit_one(jobs, new_job()).job_id for _ in range(2))
     jobs.cancel(job_id)
     jobs.cancel(other)
     jobs.retry(job_id)

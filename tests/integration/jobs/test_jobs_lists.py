@@ -14,7 +14,11 @@ from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.read import job_view
 from omni_jobs.states import JobState
-from tests.integration.job_steps import new_job, register
+from tests.integration.job_steps import (
+    new_job,
+    register,
+    submit_one,
+)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -27,7 +31,7 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
             rows = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             plans.extend(row[-1] for row in rows if " jobs " in row[-1] and "(id=?)" not in row[-1])
 
-    jobs.submit(new_job(expires_in_s=1000))
+    submit_one(jobs, new_job(expires_in_s=1000))
     jobs.rescue()
     assert plans == ["SEARCH jobs USING INDEX ix_jobs_deadline (deadline<?)"]
     for options, index, states in (
@@ -58,7 +62,7 @@ LISTS_OF_A_TENANT: tuple[tuple[dict[str, Any], str], ...] = (
 def test_what_a_tenant_reads_costs_nothing_for_the_jobs_of_others(jobs: Jobs, database: Database) -> None:
     """Each plan finds jobs by the tenant's own entries of an index, or by their ids; so does that of a position."""
     jobs.submit_all([new_job(tenant="a") for _ in range(2000)])
-    own = [jobs.submit(new_job(tenant="b")).job_id for _ in range(2)]
+    own = [submit_one(jobs, new_job(tenant="b")).job_id for _ in range(2)]
     register(jobs, "w", slots=1)
     if database.dialect == "postgresql":
         with database.begin() as tx:
@@ -98,7 +102,7 @@ def test_what_a_tenant_reads_costs_nothing_for_the_jobs_of_others(jobs: Jobs, da
 
 def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> None:
     plans: list[str] = []
-    jobs.submit(new_job(tenant="a", idempotency_key="k"))
+    submit_one(jobs, new_job(tenant="a", idempotency_key="k"))
     explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
 
     @event.listens_for(database._engine, "before_cursor_execute")
@@ -107,7 +111,7 @@ def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> No
             rows = cursor.connection.execute(f"{explained} {statement}", parameters)
             plans.append("\n".join(str(row[-1]) for row in rows))
 
-    assert not jobs.submit(new_job(tenant="a", idempotency_key="k")).created
+    assert not submit_one(jobs, new_job(tenant="a", idempotency_key="k")).created
     assert jobs.known_keys({("a", "k")}) == {("a", "k")}
     assert len(plans) == 2
     for plan in plans:
@@ -121,10 +125,10 @@ def test_a_known_key_is_found_by_its_index(jobs: Jobs, database: Database) -> No
 
 
 def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:
-    ids = [jobs.submit(new_job()).job_id for _ in range(6)]
+    ids = [submit_one(jobs, new_job()).job_id for _ in range(6)]
     jobs.cancel(ids[1])
     jobs.cancel(ids[4])
-    jobs.submit(new_job(pipeline=PipelineId("another", "d")))
+    submit_one(jobs, new_job(pipeline=PipelineId("another", "d")))
 
     def listed(**options: Any) -> list[str]:
         found: list[str] = []
@@ -174,7 +178,7 @@ def completed(database: Database, job_ids: Sequence[str], result: str, progress:
 
 def test_no_list_reads_a_request(jobs: Jobs, database: Database) -> None:
     request = {"messages": [{"role": "user", "content": LARGE}]}
-    ids = [jobs.submit(new_job(request=request)).job_id for _ in range(20)]
+    ids = [submit_one(jobs, new_job(request=request)).job_id for _ in range(20)]
     assert [job.id for job in jobs.list(limit=100).jobs] == ids[::-1]
     assert peak_mib(lambda: jobs.list(limit=100)) < 4  # 80 with the requests
     assert peak_mib(lambda: jobs.list(limit=30, brief=True)) < 4
@@ -186,7 +190,7 @@ def test_no_list_reads_a_request(jobs: Jobs, database: Database) -> None:
 
 
 def test_a_page_ends_where_its_results_are_many_bytes(jobs: Jobs, database: Database) -> None:
-    ids = [jobs.submit(new_job({"only": []})).job_id for _ in range(20)]
+    ids = [submit_one(jobs, new_job({"only": []})).job_id for _ in range(20)]
     completed(database, ids[:12], json.dumps({"text": LARGE}))
     completed(database, ids[12:18], json.dumps({"text": "small"}))
     found: list[str] = []
@@ -210,7 +214,7 @@ def test_a_page_ends_where_its_results_are_many_bytes(jobs: Jobs, database: Data
 
 
 def test_progress_and_errors_count_as_well(jobs: Jobs, database: Database) -> None:
-    ids = [jobs.submit(new_job({"only": []})).job_id for _ in range(5)]
+    ids = [submit_one(jobs, new_job({"only": []})).job_id for _ in range(5)]
     progress = json.dumps({"done": 1, "total": 2, "unit": "tokens", "text": LARGE})
     completed(database, ids[:2], "{}", progress)
     with database.begin() as connection:

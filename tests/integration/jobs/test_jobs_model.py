@@ -42,7 +42,12 @@ from omni_jobs.jobs import (
 from omni_jobs.priority import Priority
 from omni_jobs.retry import RetryLimits, is_last_chance
 from omni_jobs.storage import ObjectRef, job_prefix
-from tests.integration.job_steps import fail, failures, release
+from tests.integration.job_steps import (
+    fail,
+    failures,
+    release,
+    submit_one,
+)
 
 GRAPHS: dict[str, dict[str, list[str]]] = {
     "one": {"a": []},
@@ -271,7 +276,7 @@ class JobsMachine(RuleBasedStateMachine):
             priority=priority,
             expires_in_s=LONG_S,
         )
-        submitted = self.jobs.submit(job)
+        submitted = submit_one(self.jobs, job)
         with self.database.begin() as tx:
             query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
             ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}

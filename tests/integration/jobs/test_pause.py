@@ -4,7 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Jobs, Renewal
-from tests.integration.job_steps import claim, new_job, register
+from tests.integration.job_steps import (
+    claim,
+    new_job,
+    register,
+    submit_one,
+)
 
 FIRST = StageId(PipelineId("echo", ""), "first")
 
@@ -44,8 +49,8 @@ def test_administrators_may_pause_and_resume_at_once(jobs: Jobs) -> None:
 
 def test_what_runs_goes_on_and_only_the_workers_hold_back(jobs: Jobs) -> None:
     register(jobs, "w")
-    jobs.submit(new_job())
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
+    submit_one(jobs, new_job())
     [claimed] = claim(jobs, "w", 1)
     jobs.pause(FIRST)
     assert jobs.renew("w", 60) == Renewal([], is_paused=True)  # it stops nothing

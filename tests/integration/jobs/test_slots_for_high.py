@@ -21,6 +21,7 @@ from tests.integration.job_steps import (
     register,
     register_each,
     release,
+    submit_one,
 )
 
 ONLY: dict[str, list[str]] = {"first": []}
@@ -28,7 +29,7 @@ ONLY: dict[str, list[str]] = {"first": []}
 
 def submit(jobs: Jobs, priority: Priority, count: int = 1, **changes: object) -> list[str]:
     """Submit so many jobs of one stage, and return their ids."""
-    return [jobs.submit(new_job(ONLY, priority=priority, **changes)).job_id for _ in range(count)]
+    return [submit_one(jobs, new_job(ONLY, priority=priority, **changes)).job_id for _ in range(count)]
 
 
 def job_ids(claims: Claims) -> list[str]:
@@ -64,8 +65,8 @@ def test_a_claim_for_any_jobs_takes_further_high_ones_for_the_kept_slots(jobs: J
 
 def test_each_stage_of_a_high_job_is_claimed_for_kept_slots_and_rings_for_them(jobs: Jobs) -> None:
     register_each(jobs, DIAMOND)
-    submitted = jobs.submit(new_job(DIAMOND, priority=Priority.HIGH))
-    jobs.submit(new_job(DIAMOND))
+    submitted = submit_one(jobs, new_job(DIAMOND, priority=Priority.HIGH))
+    submit_one(jobs, new_job(DIAMOND))
     assert submitted.queues == {"echo.a.high"}
     rung: set[str] = set()
     for stage in DIAMOND:

@@ -26,6 +26,7 @@ from tests.integration.job_steps import (
     register_each,
     release,
     stages,
+    submit_one,
 )
 
 TWO_WAYS = {"first": [], "second": []}
@@ -55,7 +56,7 @@ def garbage(jobs: Jobs) -> list[str]:
 def claimed(jobs: Jobs) -> Claim:
     """A stage run of worker "first", whose attempt is the first."""
     register_each(jobs)
-    jobs.submit(new_job())
+    submit_one(jobs, new_job())
     [claimed] = claim(jobs, "first")
     assert claimed.snapshot is None
     return claimed
@@ -168,7 +169,7 @@ def test_of_a_stage_run_that_waits_it_goes_with_the_job(jobs: Jobs) -> None:
     register_each(jobs, TWO_WAYS)
     kept = []
     for _ in range(2):
-        jobs.submit(new_job(TWO_WAYS))
+        submit_one(jobs, new_job(TWO_WAYS))
         [claimed] = claim(jobs, "first")
         kept.append(snapshot(claimed, 1))
         jobs.record_snapshots(kept[-1:])
@@ -228,7 +229,7 @@ def test_a_snapshot_and_an_end_at_once_leave_nothing(jobs: Jobs, database: Datab
     """Each snapshot is either refused, so that its worker deletes it, or its key is garbage."""
     register(jobs, "first", slots=100)
     for _ in range(10):
-        jobs.submit(new_job({"first": []}))
+        submit_one(jobs, new_job({"first": []}))
         [claimed] = claim(jobs, "first")
         taken = [snapshot(claimed, number) for number in range(4)]
         begin = threading.Barrier(2)

@@ -25,6 +25,7 @@ from tests.integration.job_steps import (
     pass_time,
     register,
     register_each,
+    submit_one,
 )
 
 ONLY: dict[str, list[str]] = {"first": []}
@@ -40,7 +41,7 @@ def turns(database: Database) -> dict[str, int]:
 
 def submit(jobs: Jobs, database: Database, job: NewJob | None = None, **changes: object) -> int:
     """Submit a job, and return its turn in units."""
-    submitted = jobs.submit(job or new_job(**({"graph": ONLY} | changes)))
+    submitted = submit_one(jobs, job or new_job(**({"graph": ONLY} | changes)))
     turn, rest = divmod(turns(database)[submitted.job_id], UNIT)
     assert rest == 0
     return turn
@@ -93,7 +94,7 @@ def test_the_turns_of_all_stages_are_the_jobs(jobs: Jobs, database: Database) ->
 
 def test_the_virtual_time_is_the_highest_turn_that_a_worker_claimed(jobs: Jobs, database: Database) -> None:
     for _ in range(20):
-        jobs.submit(new_job(ONLY, tenant="busy"))
+        submit_one(jobs, new_job(ONLY, tenant="busy"))
     register(jobs, "w1")
     register(jobs, "w2")
     assert len(claim(jobs, "w1", 5)) == 5
@@ -106,7 +107,7 @@ def test_the_virtual_time_is_the_highest_turn_that_a_worker_claimed(jobs: Jobs, 
 
 def test_where_a_later_stage_is_slow_a_newcomer_competes_there(jobs: Jobs, database: Database) -> None:
     for _ in range(20):
-        jobs.submit(new_job(CHAIN, tenant="busy"))
+        submit_one(jobs, new_job(CHAIN, tenant="busy"))
     register(jobs, "w", "first")
     complete_each(jobs, ["w"])
     register(jobs, "v", "second")
@@ -119,7 +120,7 @@ def test_where_a_later_stage_is_slow_a_newcomer_competes_there(jobs: Jobs, datab
 def test_without_workers_newcomers_come_next_but_one(jobs: Jobs, database: Database) -> None:
     """The virtual time is then where the line begins, or behind all turns if nothing waits."""
     for _ in range(10):
-        jobs.submit(new_job(ONLY, tenant="busy"))
+        submit_one(jobs, new_job(ONLY, tenant="busy"))
     register(jobs, "w", lease_s=10)
     claims = claim(jobs, "w", 4)
     jobs.report([done(each, "w") for each in claims])
@@ -146,7 +147,7 @@ def test_with_low_jobs_alone_the_virtual_time_is_behind_them(jobs: Jobs, databas
 
 def test_a_worker_that_takes_over_a_slot_knows_what_was_claimed_before(jobs: Jobs, database: Database) -> None:
     for _ in range(3):
-        jobs.submit(new_job(ONLY, tenant="busy"))
+        submit_one(jobs, new_job(ONLY, tenant="busy"))
     register(jobs, "w1", slot="slot")
     complete_each(jobs, ["w1"])
     register(jobs, "w2", slot="slot")
@@ -158,10 +159,10 @@ def test_a_worker_that_takes_over_a_slot_knows_what_was_claimed_before(jobs: Job
 
 def test_a_retry_has_a_new_turn_and_what_is_rescued_keeps_its_own(jobs: Jobs, database: Database) -> None:
     register(jobs, "w", lease_s=10)
-    first, second = (jobs.submit(new_job(ONLY)).job_id for _ in range(2))
+    first, second = (submit_one(jobs, new_job(ONLY)).job_id for _ in range(2))
     claims = claim(jobs, "w")
     fail(jobs, failed(claims[0], "w", ModelError()))
-    third = jobs.submit(new_job(ONLY)).job_id
+    third = submit_one(jobs, new_job(ONLY)).job_id
     jobs.retry(first)
     assert turns(database) == {second: 2 * UNIT, third: 3 * UNIT, first: 4 * UNIT}
     pass_time(database, 10)
@@ -172,26 +173,26 @@ def test_a_retry_has_a_new_turn_and_what_is_rescued_keeps_its_own(jobs: Jobs, da
 
 def test_turns_at_the_end_of_the_range_are_shared_and_go_by_age(jobs: Jobs, database: Database) -> None:
     register(jobs, "w")
-    jobs.submit(new_job(ONLY))
+    submit_one(jobs, new_job(ONLY))
     with database.begin() as tx:
         tx.execute(text("UPDATE turns SET high = :t, normal = :t, low = :t"), {"t": LAST_TURN - 2 * UNIT})
     wishes = [Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.LOW, Priority.NORMAL]
-    ids = [jobs.submit(new_job(ONLY, priority=priority)).job_id for priority in wishes]
+    ids = [submit_one(jobs, new_job(ONLY, priority=priority)).job_id for priority in wishes]
     found = [turns(database)[job_id] for job_id in ids]
     assert found == [LAST_TURN, LAST_TURN - UNIT, LAST_TURN - UNIT, LAST_TURN, LAST_TURN]
     assert [each.job_id for each in claim(jobs, "w")][1:] == [ids[each] for each in (1, 2, 0, 3, 4)]
-    last = jobs.submit(new_job(ONLY)).job_id
+    last = submit_one(jobs, new_job(ONLY)).job_id
     assert turns(database)[last] == LAST_TURN
 
 
 @pytest.mark.parametrize("weight", [0.001, 1000.0])
 def test_a_tenants_weight_is_read_with_each_submit(jobs: Jobs, database: Database, weight: float) -> None:
-    jobs.submit(new_job(ONLY, tenant="t"))
+    submit_one(jobs, new_job(ONLY, tenant="t"))
     with database.begin() as tx:
         tx.execute(
             text("INSERT INTO tenants (name, weight, created_at) VALUES ('t', :weight, 1.0)"), {"weight": weight}
         )
-    job_id = jobs.submit(new_job(ONLY, tenant="t")).job_id
+    job_id = submit_one(jobs, new_job(ONLY, tenant="t")).job_id
     assert turns(database)[job_id] == UNIT + round(UNIT / weight)
 
 
@@ -204,7 +205,7 @@ def test_hosts_whose_clocks_lie_an_hour_apart_take_the_same_turns(
     for number, hours in enumerate((1, -1, 0, -1, 1)):
         monkeypatch.setattr(time, "time", lambda shift=hours * 3600: times[0]() + shift)
         monkeypatch.setattr(time, "time_ns", lambda shift=hours * 3600 * 10**9: times[1]() + shift)
-        submitted.append(jobs.submit(new_job(ONLY, tenant="ab"[number % 2])))
+        submitted.append(submit_one(jobs, new_job(ONLY, tenant="ab"[number % 2])))
         register(jobs, f"w{number}", slots=1)  # a lease of a minute, which no clock of a host ends
     assert sorted(each.job_id for each in submitted) != [each.job_id for each in submitted]
     given = [turns(database)[each.job_id] // UNIT for each in submitted]

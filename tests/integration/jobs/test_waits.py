@@ -19,6 +19,7 @@ from tests.integration.job_steps import (
     new_job,
     pass_time,
     register,
+    submit_one,
 )
 
 ONE = {"first": []}
@@ -31,7 +32,7 @@ def waiting(jobs: Jobs, job_id: str) -> WaitingView:
 
 
 def submit(jobs: Jobs, count: int = 1, **changes: object) -> list[str]:
-    return [jobs.submit(new_job(ONE, **changes)).job_id for _ in range(count)]
+    return [submit_one(jobs, new_job(ONE, **changes)).job_id for _ in range(count)]
 
 
 def test_a_job_waits_for_its_turn_behind_those_of_its_own_tenant(jobs: Jobs) -> None:

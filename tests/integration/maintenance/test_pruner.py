@@ -36,6 +36,7 @@ from tests.integration.job_steps import (
     new_job,
     pass_time,
     register,
+    submit_one,
 )
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
@@ -70,7 +71,7 @@ def submitted(jobs: Jobs, store: ObjectStore) -> str:
     job = new_job()
     medium = store.put(input_key(job.job_id, 0), [b"medium"])
     media = [{**medium.model_dump(), "media_type": "audio/wav"}]
-    return jobs.submit(new_job(job_id=job.job_id, media=media)).job_id
+    return submit_one(jobs, new_job(job_id=job.job_id, media=media)).job_id
 
 
 def run_stage(jobs: Jobs, store: ObjectStore, stage: str) -> Claim:
@@ -456,7 +457,7 @@ class Client:
             self.live()
 
     def live(self) -> None:
-        job_id = self.jobs.submit(new_job(pipeline=PipelineId("echo", self.digest))).job_id
+        job_id = submit_one(self.jobs, new_job(pipeline=PipelineId("echo", self.digest))).job_id
         while True:
             for stage in ("first", "second"):
                 for claimed in claim(self.jobs, f"{self.digest}-{stage}"):

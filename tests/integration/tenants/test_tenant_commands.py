@@ -11,7 +11,7 @@ from omni_jobs.cli import Exit, app
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
-from tests.integration.job_steps import new_job
+from tests.integration.job_steps import new_job, submit_one
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_a_tenant_and_its_keys(database: Database) -> None:
 )
 def test_what_is_wrong_is_said(arguments: list[str], code: int, said: str, database: Database) -> None:
     assert run("tenants", "create", "acme").exit_code == 0
-    Jobs(database).submit(new_job(tenant="acme"))
+    submit_one(Jobs(database), new_job(tenant="acme"))
     result = run(*arguments)
     assert (result.exit_code, said in result.stderr) == (code, True), result.output
 

@@ -19,7 +19,10 @@ from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
 from omni_jobs.tenants.tenant_limits import Limits
 from omni_jobs.tenants.tenant_store import Tenants
-from tests.integration.job_steps import new_job
+from tests.integration.job_steps import (
+    new_job,
+    submit_one,
+)
 
 WAIT_S = 30.0
 
@@ -113,7 +116,7 @@ def test_a_tenant_with_unfinished_jobs_stays(database: Database, tenants: Tenant
     jobs = Jobs(database)
     tenants.create("acme")
     key = keys.create("acme", ["read"])
-    job = jobs.submit(new_job(tenant="acme"))
+    job = submit_one(jobs, new_job(tenant="acme"))
     with pytest.raises(Conflict, match="1 unfinished jobs"):
         tenants.delete("acme")
     assert find(keys, key.key)[0] is not None
@@ -143,7 +146,7 @@ def test_a_first_submit_waits_for_who_deletes_its_tenant(database: Database, ten
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
             tenant_store._delete(tx, "acme")
-            submitted = pool.submit(jobs.submit, new_job(tenant="acme"))
+            submitted = pool.submit(submit_one, jobs, new_job(tenant="acme"))
             wait([submitted], 1.0)
         with pytest.raises(Unauthenticated):
             submitted.result(WAIT_S)

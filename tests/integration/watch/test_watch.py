@@ -24,6 +24,7 @@ from tests.integration.job_steps import (
     new_job,
     register,
     register_each,
+    submit_one,
 )
 
 
@@ -48,7 +49,7 @@ async def shown(changes: AsyncGenerator[Glance, None]) -> tuple[str, list[str], 
 
 async def test_a_job_is_shown_from_its_submit_to_its_end(jobs: Jobs, watch: Watch) -> None:
     register_each(jobs)
-    job_id = jobs.submit(new_job()).job_id
+    job_id = submit_one(jobs, new_job()).job_id
     async with asyncio.timeout(60):
         changes = watch.changes(job_id, with_runs=True)
         assert await shown(changes) == ("queued", ["first queued 0", "second pending 0"], [None, None])
@@ -66,7 +67,7 @@ async def test_a_job_is_shown_from_its_submit_to_its_end(jobs: Jobs, watch: Watc
 
 async def test_the_progress_of_what_has_ended_is_read_no_more(jobs: Jobs) -> None:
     register_each(jobs)
-    job_id = jobs.submit(new_job()).job_id
+    job_id = submit_one(jobs, new_job()).job_id
     [run] = claim(jobs, "first")
     jobs.report_progress([ProgressReport(run.stage_run_id, run.attempt, 1, None, "tokens", text="Hello")])
     assert jobs.glances([job_id], [job_id])[job_id].runs[0].progress is not None
@@ -77,11 +78,11 @@ async def test_the_progress_of_what_has_ended_is_read_no_more(jobs: Jobs) -> Non
 
 async def test_many_wait_for_their_own_jobs(jobs: Jobs, watch: Watch) -> None:
     register_each(jobs)
-    ended = [jobs.submit(new_job()).job_id for _ in range(3)]
+    ended = [submit_one(jobs, new_job()).job_id for _ in range(3)]
     waits = [asyncio.create_task(watch.until_ended(job_id, 60)) for job_id in ended]
     complete_each(jobs)
     assert await asyncio.wait_for(asyncio.gather(*waits), 30) == [True] * 3
-    cancelled, deleted, stays = (jobs.submit(new_job()).job_id for _ in range(3))
+    cancelled, deleted, stays = (submit_one(jobs, new_job()).job_id for _ in range(3))
     other, never_was, goes_on = (
         asyncio.create_task(watch.until_ended(job_id, 60)) for job_id in (cancelled, "job-none", stays)
     )
@@ -95,7 +96,7 @@ async def test_many_wait_for_their_own_jobs(jobs: Jobs, watch: Watch) -> None:
 
 async def test_every_replica_shows_the_same(jobs: Jobs, watch: Watch, database_url: str) -> None:
     register(jobs, "w")
-    job_id = jobs.submit(new_job({"first": []})).job_id
+    job_id = submit_one(jobs, new_job({"first": []})).job_id
     database = Database(database_url)
     replica = Watch(Jobs(database).glances)
     both = [each.changes(job_id, with_runs=True) for each in (watch, replica)]
