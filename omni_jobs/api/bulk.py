@@ -33,7 +33,7 @@ from omni_jobs.http.body_reader import check_content_type
 from omni_jobs.http.error_answers import errors, shape_of
 from omni_jobs.http.held_bodies import Body
 from omni_jobs.http.request_parameters import CancelAfter, client_network, idempotency_key_header
-from omni_jobs.intake.refusals import results_of
+from omni_jobs.intake.kept_errors import results_of
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.requests import Submission, cancel_after, parse
 from omni_jobs.tenants.caller import Caller

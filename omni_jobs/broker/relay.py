@@ -6,8 +6,10 @@ from itertools import chain
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.relay_observers import RelayObserver, relay_observers
+from omni_jobs.broker.outage_log import OutageLog
+from omni_jobs.broker.relay_observer import RelayObserver
 from omni_jobs.errors import BrokerUnavailable
+from omni_jobs.observers import Observers
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +22,7 @@ class Relay:
     def __init__(self, broker: Broker) -> None:
         """Start the thread."""
         self._broker = broker
-        self._observers = relay_observers()
+        self._observers: Observers[RelayObserver] = Observers([OutageLog()])  # another one is a file, and a place here
         self._thread: BatchThread[Collection[str]] = BatchThread("relay", self._ring)
         self._thread.start()
 

@@ -1,9 +1,11 @@
 """``BoundedProtocol``: a connection of the HTTP server, which is uvicorn's with httptools, within limits.
 
-The limits, which uvicorn lacks, are these. A request's head is bounded in bytes, headers and time. The trailers and
-chunk lengths of a chunked body are bounded in bytes. A connection may stay without a request, or leave its answer
-unread, only for a time. The number of connections is bounded by ``Places``, and so are slow ones on a full server. Each
-refusal is an answer in the API's shape of errors.
+``bounded_protocol`` makes the subclass that a server takes. The limits, which uvicorn lacks, are these. A request's
+head is bounded in bytes, headers, query parameters and time. The trailers and chunk lengths of a chunked body are
+bounded in bytes. The requests that a client sends ahead of their answers are bounded in number. A connection may stay
+without a request, or leave its answer unread, only for a time. The number of connections is bounded by ``Places``, and
+so are slow ones on a full server. A refused request gets an answer in the API's shape of errors, unless another answer
+has begun. A connection that has no request, or does not read, is closed without one.
 
 All use of uvicorn's internals is in this file. tests/unit/http/test_protocol.py names the internals, and pyproject.toml
 pins the version.

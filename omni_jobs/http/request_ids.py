@@ -43,7 +43,8 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 class RequestIds:
     """Middleware that gives each request its id, as ``request.state.request_id``, and names it in the answer.
 
-    It stands outside all other middleware, so that every answer of the application has an id.
+    The id is the one that the request's ``X-Request-Id`` chooses, or a new one. This stands outside all other
+    middleware, so that every answer of the application has an id.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -8,8 +8,8 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import ModelMissing, OmniJobsError, PluginBroken
+from omni_jobs.intake.kept_errors import results_of, without_frames
 from omni_jobs.intake.lanes import Lanes
-from omni_jobs.intake.refusals import results_of, without_frames
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines

@@ -10,7 +10,7 @@ that it disturbs no other.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -21,11 +21,12 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
-from omni_jobs.intake.intake_observers import IntakeObserver, intake_observers
-from omni_jobs.intake.refusals import without_frames
+from omni_jobs.intake.intake_observer import IntakeObserver
+from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.intake.room import Room
 from omni_jobs.jobs import Jobs, SubmitResult
 from omni_jobs.new_job import NewJob
+from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
 from omni_jobs.requests import Submission
 from omni_jobs.settings import Settings
@@ -39,7 +40,13 @@ class Intake:
     """Submits and retries the jobs of one API process. For one event loop; ``close`` it."""
 
     def __init__(
-        self, settings: Settings, admissions: Admissions, jobs: Jobs, store: ObjectStore, relay: Relay
+        self,
+        settings: Settings,
+        admissions: Admissions,
+        jobs: Jobs,
+        store: ObjectStore,
+        relay: Relay,
+        observers: Iterable[IntakeObserver] = (),
     ) -> None:
         """Start the thread that writes jobs. ``close`` leaves the given parts open."""
         self._admissions = admissions
@@ -47,7 +54,7 @@ class Intake:
         self._store = store
         self._relay = relay
         self._commits = GroupCommit(jobs.submit_all, relay.ring)
-        self._observers = intake_observers()
+        self._observers = Observers(observers)
         self._room = Room(settings, jobs)
         self.backlog = self._room.backlog
 

@@ -19,7 +19,7 @@ from anyio.to_thread import run_sync
 from omni_jobs.errors import InvalidRequest, LimitReached, OmniJobsError, TooMuchMedia, TooMuchStored
 from omni_jobs.intake.backlog import Backlog, Reservation
 from omni_jobs.intake.byte_room import ByteRoom, BytesLeft
-from omni_jobs.intake.refusals import without_frames
+from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.new_job import NewJob

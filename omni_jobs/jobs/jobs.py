@@ -24,7 +24,7 @@ from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, progress, report, retry_job, snapshot, submit
 from omni_jobs.jobs.life.submit import known_keys
-from omni_jobs.jobs.order.pause import pause, paused_stages, resume
+from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
 from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import counts, media_bytes, queued_jobs, running_jobs

@@ -67,8 +67,10 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
     The task has ``operation`` (a key of ``_OPERATIONS``), the paths of the files ``medium``, ``result`` and ``large``
     (for a result over ``KEPT_BYTES``), the medium's size ``input_bytes``, the result's bound ``max_bytes``, ``limits``,
-    ``options`` and ``cpu_s``. The answer has ``ok`` with the result or its description, or ``refused`` with the error's
-    code and message; and ``cpu_s``, the processor time that the task took.
+    ``options`` and ``cpu_s``, the processor time that it may take. The answer has ``ok`` with the result, or with the
+    description of a result that lies in a file. Otherwise it has ``refused`` with the error's code and message. Its own
+    ``cpu_s`` is the processor time that the task took. A task that takes more than it may ends the process, without an
+    answer.
     """
     before = time.process_time()
     _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)

@@ -17,7 +17,7 @@ from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.ffmpeg import CODECS, check_codec, codec_of, opened_container
 from omni_jobs.media.formats import KNOWN, MediaFormat, format_of
 from omni_jobs.media.links import links
-from omni_jobs.media.mp4 import check_index
+from omni_jobs.media.mp4_index import check_index
 from omni_jobs.media.sample_data import true_length
 
 if TYPE_CHECKING:

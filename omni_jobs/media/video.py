@@ -23,7 +23,7 @@ from omni_jobs.media.ffmpeg import check_codec, opened_container
 from omni_jobs.media.formats import KNOWN, MediaFormat, format_of
 from omni_jobs.media.image import check_size
 from omni_jobs.media.info import VideoInfo
-from omni_jobs.media.mp4 import check_index
+from omni_jobs.media.mp4_index import check_index
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -25,9 +25,10 @@ SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 
 class Pipelines(dict[str, Pipeline]):
-    """Loaded pipelines by name, as ``load_pipelines`` makes them of a directory.
+    """Loaded pipelines by name, as ``load_pipelines`` makes them of a directory. Some may need a broken plug-in.
 
-    ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound, and ``[]`` KeyError.
+    ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound for an unknown name, and
+    PluginBroken for a pipeline that cannot run. ``[]`` raises KeyError for an unknown name, and returns any other.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ def load_pipelines(directory: Path) -> Pipelines:
 def load_pipeline(path: Path) -> Pipeline:
     """Return the pipeline of one stage config, checked whole.
 
-    Raises ConfigError with file, line and field; its ``more`` has the other mistakes.
+    Raises ConfigError with file, and line and field if known; its ``more`` has the other mistakes.
     """
     pipeline, found = _read_pipeline(path)
     if found:

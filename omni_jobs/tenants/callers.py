@@ -13,7 +13,7 @@ from omni_jobs.errors import Conflict, InvalidRequest, OmniJobsError, Unauthenti
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.tenants.key_store import ApiKeys, digest_of
-from omni_jobs.tenants.lookups import Lookups
+from omni_jobs.tenants.lookup_cache import Lookups
 from omni_jobs.tenants.sessions import Sessions, session_digest
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits, check_name
 from omni_jobs.tenants.tenant_store import Tenants

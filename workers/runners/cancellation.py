@@ -27,9 +27,9 @@ async def settled(future: "asyncio.Future[Any]") -> None:
 
 
 async def together(runs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of coroutines that go on at once, none of which outlives the caller.
+    """Return the results of coroutines that go on at once, in their order. None of them outlives the caller.
 
-    Raise the first error by itself, once the others have ended.
+    When one fails, the others are cancelled. Raises the first error by itself, once all have ended.
     """
     try:
         async with asyncio.TaskGroup() as group:

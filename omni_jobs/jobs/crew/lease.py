@@ -24,7 +24,7 @@ from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, Work
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.report import report
-from omni_jobs.jobs.order.pause import is_paused
+from omni_jobs.jobs.order.paused_stages import is_paused
 from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
 from omni_jobs.states import JobState, StageRunState

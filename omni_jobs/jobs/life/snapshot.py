@@ -21,11 +21,12 @@ from omni_jobs.states import StageRunState
 
 
 def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
-    """Record stored snapshots of running attempts, of several of one stage run the last.
+    """Record stored snapshots of running attempts. Those of one stage run come oldest first.
 
-    Return in the same order whether each is recorded, now or by an earlier call whose answer was lost: False when the
-    attempt is not this worker's any more. The caller then deletes its object. The jobs are locked, because an end must
-    find the snapshot that it deletes.
+    The last of a stage run and the one before it are kept, and older ones become garbage. Return in the same order
+    whether each was taken, now or by an earlier call whose answer was lost. That is True also for one that is garbage
+    now. False: the attempt is not this worker's any more, and the caller deletes the object. The jobs are locked,
+    because an end must find the snapshot that it deletes.
     """
     transition = JobTransition.of_stage_runs(tx, [snapshot.stage_run_id for snapshot in snapshots])
     held: dict[int, list[NewSnapshot]] = {}  # by stage run

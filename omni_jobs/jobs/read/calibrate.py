@@ -14,7 +14,7 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.tables import CalibrationRow, EstimateRow, StageRunRow, WorkerRow
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs.order.pause import is_paused
+from omni_jobs.jobs.order.paused_stages import is_paused
 from omni_jobs.jobs.read import estimates, line
 from omni_jobs.jobs.read.estimates import FIRST_FACTORS, RECENT, Interval, Tails
 from omni_jobs.states import StageRunState

@@ -18,7 +18,7 @@ from omni_jobs.database.tables import WorkerRow
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.successors import ACTIVE, QUOTA
 from omni_jobs.jobs.order import quota
-from omni_jobs.jobs.order.pause import paused_stages
+from omni_jobs.jobs.order.paused_stages import paused_stages
 from omni_jobs.jobs.read import line
 from omni_jobs.jobs.read.estimates import coarse
 from omni_jobs.jobs.read.line import QueuedRun, Wait

@@ -19,7 +19,7 @@ from omni_jobs.jobs import Completion, NewWorker, StoredArtifact, new_job_id
 from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.key_store import ApiKeys, NewApiKey
-from omni_jobs.tenants.lookups import KEPT_S
+from omni_jobs.tenants.lookup_cache import KEPT_S
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.job_steps import release

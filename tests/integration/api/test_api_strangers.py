@@ -11,7 +11,7 @@ import pytest
 
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
-from omni_jobs.tenants import lookups
+from omni_jobs.tenants import lookup_cache
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
@@ -106,5 +106,5 @@ def test_strangers_keep_out_nobody(settings: Settings, database: Database) -> No
     assert set(told) == {401}, told
     assert counted.names >= sum(told.values())
     assert counted.calls < counted.names / 4, "strangers are looked up together"
-    assert counted.largest <= lookups._AT_ONCE
+    assert counted.largest <= lookup_cache._AT_ONCE
     assert counted.at_once <= 3

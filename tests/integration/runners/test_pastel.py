@@ -21,7 +21,7 @@ from PIL import Image
 
 from omni_jobs.errors import ConfigError, ModelError, StageError
 from tests.oracles.tinted import metadata
-from workers.execution.observers.preview import Preview
+from workers.execution.preview import Preview
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine

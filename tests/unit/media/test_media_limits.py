@@ -12,7 +12,7 @@ from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.media.audio import decode_audio, header_of_audio, probe_audio
 from omni_jobs.media.image import decode_image, header_of_image, probe_image
 from omni_jobs.media.media_limits import MediaLimits
-from omni_jobs.media.mp4 import check_index
+from omni_jobs.media.mp4_index import check_index
 from omni_jobs.media.video import decode_video, header_of_video, probe_video
 from omni_jobs.settings import Settings
 from tests import hostile

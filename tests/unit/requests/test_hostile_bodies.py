@@ -15,8 +15,8 @@ import pytest
 
 from omni_jobs.errors import InvalidInput, InvalidRequest, NotFound, RequestTooLarge
 from omni_jobs.intake.admissions import Admissions
+from omni_jobs.intake.kept_errors import results_of
 from omni_jobs.intake.lanes import Lanes
-from omni_jobs.intake.refusals import results_of
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.prompts.renderers import Renderers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omni_jobs.jobs import Claim, ProgressReport
-from workers.execution.observers.preview import Preview
 from workers.execution.observers.run_observer import RunObserver, RunResult, StepTimes
+from workers.execution.preview import Preview
 from workers.stages.types import Progress
 
 if TYPE_CHECKING:

@@ -1,8 +1,12 @@
 """The input processors of Qwen2.5-Omni: ``thinker2talker`` and ``talker2code2wav``.
 
-Source of the talker's prompt and feed: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``,
-"2. Generate speech tokens from talker module". With P prompt and N generated tokens of
-the thinker, its rows [P + N - 1, H] and E its embedding table (``+`` joins rows, one after the other):
+``talker2code2wav`` cuts the talker's codes at their end token and names the speaker. ``thinker2talker`` makes the
+talker's prompt and its feed: the rows that the talker adds to its inputs, one for each position of prompt and codes.
+Beyond its end the last row repeats.
+
+Source of both: Transformers' ``Qwen2_5OmniForConditionalGeneration.generate``, "2. Generate speech tokens from talker
+module". With P prompt and N generated tokens of the thinker, its rows [P + N - 1, H] and E its embedding table (``+``
+joins rows, one after the other):
 
     prompt  [codec mask] * P + [codec pad, codec bos]
     feed    rows[:P] + E(speaker) + rows[P:] + E(tts eos) + E(tts pad)

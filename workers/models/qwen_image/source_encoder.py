@@ -41,9 +41,10 @@ class SourcesRow:
 
 
 class SourceEncoder:
-    """A ``DiffusionModel``. A prompt has ``pictures``, a list of uint8 [H, W, 3] with sides of multiples of 16.
+    """A ``DiffusionModel`` that encodes source pictures by the VAE, one picture a step.
 
-    The output keeps the flow ``source_tokens``, and passes the prompt's values on.
+    A prompt has ``pictures``, a list of uint8 [H, W, 3] with sides of multiples of 16. The output is of the flow
+    ``source_tokens``. Its values are the prompt's, with the pictures' sides as ``source_sizes``.
     """
 
     def __init__(self, vae: QwenImageVae) -> None:

@@ -2,9 +2,9 @@
 
     python -m workers.runners.diffusion.engine_main FD PID_OF_THE_WORKER
 
-``workers.runners.diffusion.engine_process`` lists the messages. This process ends when the socket's other end closes,
-whatever its model computes then, and the kernel kills it when its worker ends (``workers.parent_death``). It ignores
-SIGINT and SIGTERM, because its worker drains before it closes the socket.
+``workers.runners.diffusion.engine_process`` lists the messages. While the model loads, none is read. After that this
+process ends when the socket's other end closes, whatever its model computes then. The kernel kills it when its worker
+ends (``workers.parent_death``). It ignores SIGINT and SIGTERM, because its worker drains before it closes the socket.
 """
 
 import asyncio

@@ -120,5 +120,7 @@ class PreviewingModel(DiffusionModel, Protocol):
     def preview(self, row: Any) -> torch.Tensor:
         """Return a small picture of the row between two steps, uint8 [h, w, 3], on any device.
 
-        Raises ConfigError where the checkpoint lacks what previews need. Then it is not called again.
+        The engine thins one with a side of over 128 pixels. Raises ConfigError where the checkpoint lacks what previews
+        need: then it is not called again in this process. After any other error this preview is left out, and the row
+        goes on.
         """

@@ -11,7 +11,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from workers.runners.remote.breath import give_way
+from workers.runners.remote.give_way import give_way
 
 _SMALL = 8 << 10  # bytes, of the first read after a write, and while reads take long to work on
 _SLOW_S = 0.005

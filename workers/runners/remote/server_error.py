@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from workers.runners.remote.pauses import pause_in, pause_in_words
+from workers.runners.remote.asked_pause import pause_in, pause_in_words
 
 if TYPE_CHECKING:
     from workers.runners.remote.document import Document

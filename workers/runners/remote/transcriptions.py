@@ -13,10 +13,10 @@ from workers.runners.remote.client import Answer
 from workers.runners.remote.document import MOST_TEXT, Document, read_document
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer
-from workers.runners.remote.heard import heard, tells_segments
 from workers.runners.remote.parameters import TranscriptionParameters
 from workers.runners.remote.prompt import RemotePrompt, RemoteRecording
 from workers.runners.remote.reply import Reply, usage_of
+from workers.runners.remote.verbose_json import heard, tells_segments
 from workers.runners.runner import ProgressSink
 from workers.stages.types import Artifact, OmniModelRunnerOutput, Progress
 from workers.transcripts.subtitles import MEDIA_TYPES, subtitles

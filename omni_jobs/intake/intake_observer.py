@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import SubmitResult
-from omni_jobs.observers import Observers
 from omni_jobs.requests import Submission
 
 
@@ -21,8 +20,3 @@ class IntakeObserver:
 
     def retried(self, job_id: str, error: OmniJobsError | None) -> None:
         """A retry of this job was asked for: it is queued again, or refused with the error."""
-
-
-def intake_observers() -> Observers[IntakeObserver]:
-    """Return the observers of a process's intake: another one is a file beside this, and a place in this list."""
-    return Observers()

@@ -1,6 +1,7 @@
 """Observers of the intake hear of each submit and retry, whatever becomes of it."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ from sqlalchemy import make_url
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.intake.intake_observers import IntakeObserver
+from omni_jobs.intake.intake import Intake
+from omni_jobs.intake.intake_observer import IntakeObserver
 from omni_jobs.jobs import SubmitResult
-from omni_jobs.observers import Observers
 from omni_jobs.requests import Submission
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
@@ -43,7 +44,7 @@ def _word(result: SubmitResult | OmniJobsError) -> str:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard = Heard()
-    monkeypatch.setattr("omni_jobs.intake.intake.intake_observers", lambda: Observers([heard]))
+    monkeypatch.setattr("omni_jobs.api.services.Intake", partial(Intake, observers=[heard]))
     return heard
 
 

@@ -51,9 +51,11 @@ class Lookups(Generic[T]):
         self._for_strangers = CapacityLimiter(1)
 
     async def get(self, name: str, network: str = "") -> T | None:
-        """Return the thing of this name, or None. Raises what ``look_up`` raises, and ServerBusy for a stranger.
+        """Return the thing of this name, or None if there is none, as it was at most KEPT_S ago.
 
-        ``network``: the client's, among whose strangers this one waits.
+        A stranger is a name that was not there when it was last looked up, or never was. Raises ServerBusy for one when
+        too many strangers wait, and what ``look_up`` raises. ``network``: the client's, among whose strangers this one
+        waits.
         """
         for kept in (self._there, self._missing):
             if name in kept and self._clock() < kept[name][1]:

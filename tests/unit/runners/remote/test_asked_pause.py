@@ -1,4 +1,4 @@
-"""workers.runners.remote.pauses: for how long servers ask to be left alone."""
+"""workers.runners.remote.asked_pause: for how long servers ask to be left alone."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from workers.runners.remote.pauses import pause_in, pause_in_words, pause_of
+from workers.runners.remote.asked_pause import pause_in, pause_in_words, pause_of
 from workers.runners.remote.server_error import ServerError
 
 

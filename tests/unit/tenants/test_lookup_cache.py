@@ -1,4 +1,4 @@
-"""omni_jobs.tenants.lookups: what is kept and for how long, and what strangers may cost. Time stands still."""
+"""omni_jobs.tenants.lookup_cache: what is kept and for how long, and what strangers may cost. Time stands still."""
 
 import asyncio
 import threading
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from omni_jobs.errors import DatabaseUnavailable, ServerBusy
-from omni_jobs.tenants import lookups
-from omni_jobs.tenants.lookups import KEPT_S, Lookups
+from omni_jobs.tenants import lookup_cache
+from omni_jobs.tenants.lookup_cache import KEPT_S, Lookups
 
 PATIENCE_S = 30.0
 
@@ -90,7 +90,7 @@ async def test_strangers_hold_up_nobody_who_is_known() -> None:
     await found.get("a")
     table.now += KEPT_S
     table.open.clear()
-    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookups._MOST_OF_NETWORK)]
+    strangers = [asyncio.create_task(found.get(f"x{n}")) for n in range(lookup_cache._MOST_OF_NETWORK)]
     await asyncio.sleep(0)
     with pytest.raises(ServerBusy):
         await found.get("one too many")
@@ -105,7 +105,7 @@ async def test_strangers_hold_up_nobody_who_is_known() -> None:
 
 
 async def test_little_is_kept_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "_MOST_KEPT", 5)
+    monkeypatch.setattr(lookup_cache, "_MOST_KEPT", 5)
     table = Table(a="one")
     found = table.lookups()
     await found.get("a")
