@@ -7,18 +7,21 @@ after the longer side. A source picture stands in the prompt as a grid of image 
 goes on after it. Source: Transformers' ``GlmImageModel.get_rope_index``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.glm4 import Glm4ForCausalLM
+from vllm.model_executor.models.glm4 import Glm4DecoderLayer
 from vllm.model_executor.models.interfaces import SupportsMRoPE
-from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
+from vllm.model_executor.models.llama import LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
 from omni_jobs.errors import ModelError
 from workers.runners.ar.model_interface import InformedRows
@@ -26,7 +29,37 @@ from workers.runners.ar.model_interface import InformedRows
 _ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
 
 
-class GlmImageLanguageModel(Glm4ForCausalLM, SupportsMRoPE):
+class GlmImageDecoderLayer(Glm4DecoderLayer):
+    """GLM-4's layer, whose rotary embedding turns the halves of a head."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: Any = None) -> None:
+        super().__init__(vllm_config, prefix, config)
+        config = config or vllm_config.model_config.hf_config
+        self.self_attn.rotary_emb = get_rope(
+            self.self_attn.head_dim,
+            max_position=config.max_position_embeddings,
+            rope_parameters=config.rope_parameters,
+            is_neox_style=True,
+        )
+
+
+# The positions have the shape [3, n], so their last dimension is the dynamic one.
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class GlmImageLayers(LlamaModel):
+    """The embeddings of text and image tokens, the layers and the final norm."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=GlmImageDecoderLayer)
+
+
+class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
     """The vLLM model class. Implements ``SupportsAdditionalInformation`` of ``workers.runners.ar``.
 
     A request gives ``grids`` int64 [n, 2]: rows and columns of each grid, in the order in which they are written. It
@@ -42,17 +75,10 @@ class GlmImageLanguageModel(Glm4ForCausalLM, SupportsMRoPE):
     )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self.hf_to_vllm_mapper = type(self).hf_to_vllm_mapper  # in place of GLM-4's
-        layers: Any = self.model.layers
-        for layer in layers:
-            layer.self_attn.rotary_emb = get_rope(
-                layer.self_attn.head_dim,
-                max_position=self.config.max_position_embeddings,
-                rope_parameters=self.config.rope_parameters,
-                is_neox_style=True,
-            )
+        self.model = GlmImageLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
             self.config.vision_vocab_size,
             self.config.hidden_size,
@@ -61,6 +87,7 @@ class GlmImageLanguageModel(Glm4ForCausalLM, SupportsMRoPE):
         )
         # Of the logits it keeps the codebook's: the marks of a picture and ids that nothing uses are never written.
         self.logits_processor = LogitsProcessor(self.config.vision_vocab_size, self.config.codebook_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     # Positions
 
@@ -97,13 +124,35 @@ class GlmImageLanguageModel(Glm4ForCausalLM, SupportsMRoPE):
         del mm_features
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
+    # Forward, logits and weights
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [n, H] of text and image tokens."""
+        embeds: torch.Tensor = self.model.embed_input_ids(input_ids)
+        return embeds
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> Any:
+        """Return the last hidden states [n, H] of tokens at ``positions`` int64 [3, n]."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Return the logits [n, vocabulary size], -inf for all but image tokens; None when this rank has none."""
-        logits: torch.Tensor | None = super().compute_logits(hidden_states)
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         if logits is None:
             return None
         # vLLM's sampler takes the size of the prompts' vocabulary for that of the logits.
         return functional.pad(logits, (0, self.config.vocab_size - logits.shape[1]), value=float("-inf"))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the language model's part of the checkpoint's ``weights``; return the names of those loaded."""
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        return loaded
 
 
 def _sources(information: Mapping[str, Any], prompt_tokens: int) -> list[list[int]]:
