@@ -14,9 +14,9 @@ client three times as much.
 In a file, a line ``-- NAME: what it does`` names the text below it. Below a line ``-- postgresql`` or ``-- sqlite``
 stands that database's text; a text without such lines is for both. Other lines that begin with ``--`` are comments.
 ``{name}`` stands for the text of an earlier one of the file, or of ``words.sql``; ``{in name}`` for "is one of the rows
-of" that query, as each database reads it without a scan. Parameters are text. ``:ids`` is a
-JSON list. In bulk, PostgreSQL has ``{rows}``, a table, and ``{keys}`` or ``{key_names}``, "is one of the rows' first
-values"; SQLite has a row's values as parameters, of their own types.
+of" that query, as each database reads it without a scan. Parameters are text. ``:ids`` is a JSON list. In bulk,
+PostgreSQL has ``{rows}``, a table, and ``{keys}`` or ``{key_names}``, "is one of the rows' first values"; SQLite has a
+row's values as parameters, of their own types.
 """
 
 import logging

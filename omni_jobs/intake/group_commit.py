@@ -8,16 +8,15 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.errors import DatabaseUnavailable, OmniJobsError
+from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.new_job import NewJob
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=Exception)
 
 _LARGEST_TRANSACTION = 256  # jobs
 
@@ -72,25 +71,19 @@ class GroupCommit:
                 logger.exception("group commit")
                 for group in transaction:
                     if not group.results.done():
-                        group.results.set_exception(_without_frames(error))
+                        group.results.set_exception(without_frames(error))
 
     def _write(self, jobs: Sequence[NewJob]) -> Sequence[SubmitResult | OmniJobsError]:
         """Write jobs in one transaction; one by one where the database refuses some of them."""
         try:
             return self._submit_all(jobs)
         except DatabaseUnavailable as error:
-            return [_without_frames(error)] * len(jobs)
+            return [without_frames(error)] * len(jobs)
         except Exception:
             if len(jobs) > 1:
                 return [result for job in jobs for result in self._write([job])]
             logger.exception("job %s was refused by the database", jobs[0].job_id)
             return [OmniJobsError("something went wrong in the server")]
-
-
-def _without_frames(error: E) -> E:
-    """Return an error without what it was raised from: the frames hold jobs and futures, as long as it is held."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _transactions(groups: Sequence[_Group]) -> Iterator[list[_Group]]:

@@ -7,6 +7,7 @@ from omni_jobs.errors import OmniJobsError
 
 T = TypeVar("T")
 Result = TypeVar("Result")
+E = TypeVar("E", bound=Exception)
 
 
 def results_of(call: Callable[[T], Result], items: Sequence[T]) -> list[Result | OmniJobsError]:
@@ -20,7 +21,7 @@ def results_of(call: Callable[[T], Result], items: Sequence[T]) -> list[Result |
     return results
 
 
-def without_frames(error: OmniJobsError) -> OmniJobsError:
+def without_frames(error: E) -> E:
     """Remove the traceback and the cause of an error that is kept in a list, and return the error.
 
     The frames of a traceback refer to that list. Such a reference cycle would keep the whole bulk in memory until the

@@ -195,7 +195,7 @@ Report = Completion | Failure | Release
 class Outcome(NamedTuple):
     """What became of a report."""
 
-    won: bool  # it is recorded, by this call or by an earlier one whose answer was lost
+    won: bool  # it is recorded, now or by an earlier call whose answer was lost; nothing tells the latter of a Release
     queues: Collection[str] = ()  # whose doorbells to ring
 
 

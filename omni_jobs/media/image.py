@@ -149,6 +149,6 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         with warnings.catch_warnings(action="ignore"):  # of what is odd in it
             ImageOps.exif_transpose(image, in_place=True)
-    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
-        pass  # its EXIF is broken: cameras and editors write such
+    except (SyntaxError, ValueError, LookupError, TypeError, AttributeError, OSError, struct.error):
+        pass  # its EXIF is broken: cameras and editors write such, and Pillow fails where it writes it anew
     return image

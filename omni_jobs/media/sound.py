@@ -185,13 +185,25 @@ def _stated_s(stream: av.AudioStream) -> float:
 def _samples(first: av.AudioFrame, frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray[Any, Any]]:
     """Yield a track's samples, float32 [F, channels], from its frames, of which ``first`` was read already.
 
-    Raise InvalidRequest when the sampling rate or the channels change.
+    Raise InvalidRequest when the sampling rate or the number of channels changes. Their form or places may change.
     """
-    packer = av.AudioResampler(format="flt", layout=first.layout, rate=first.sample_rate, frame_size=BLOCK)
+    rate, channels = first.sample_rate, first.layout.nb_channels
+    form, packer = None, None
     for frame in chain((first,), frames, (None,)):
-        try:
-            packed = packer.resample(frame)
-        except ValueError:
-            raise InvalidRequest(_CHANGES) from None
-        for block in packed:
-            yield block.to_ndarray().reshape(-1, first.layout.nb_channels)
+        if frame is not None and (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
+            raise InvalidRequest(_CHANGES)
+        new_form = None if frame is None else (frame.format.name, frame.layout.name)
+        if packer is not None and new_form != form:
+            yield from _packed(packer, None, channels)  # what it holds; it takes frames of one form alone
+            packer = None
+        if frame is not None:
+            if packer is None:
+                packer = av.AudioResampler(format="flt", layout=frame.layout, rate=rate, frame_size=BLOCK)
+            form = new_form
+            yield from _packed(packer, frame, channels)
+
+
+def _packed(packer: av.AudioResampler, frame: av.AudioFrame | None, channels: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the blocks that are whole once a frame has come; with None, all that is left."""
+    for block in packer.resample(frame):
+        yield block.to_ndarray().reshape(-1, channels)

@@ -405,10 +405,10 @@ class Ledger:
             held=self._held,
             again=again,
         )
-        self._claims_again = False
         if reports:
             self._note_ends(reports, claims.outcomes)
         self._held.update(claim.stage_run_id for claim in claims.claims)  # one may be what was handed back just now
+        self._claims_again = False
         self._observers.tell(LedgerObserver.claimed, claims.claims)
         return claims
 

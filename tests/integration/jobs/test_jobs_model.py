@@ -463,7 +463,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claimed)
     @rule(data=st.data(), at_most=st.sampled_from([1, 100]), is_lost=st.booleans())
-    def complete_and_claim(self, data: st.DataObject, at_most: int, is_lost: bool) -> None:
+    def report_and_claim(self, data: st.DataObject, at_most: int, is_lost: bool) -> None:
         """What ended and what comes in its place; ``is_lost``: the first answer, as a ledger may meet it."""
         worker, reports = self.draw_worker(data, self.has_work), self.draw_reports(data)
         completions = [Completion(*report, result={"by": report[2]}) for report in reports]

@@ -150,3 +150,21 @@ def test_channels_in_opposite_phase_do_not_take_turns() -> None:
     left, right = wave + noise[0], noise[1] - wave
     decoded = decode_audio(wav_of(left, right), RATE, LIMITS)
     assert min(np.abs(decoded - left).max(), np.abs(decoded - right).max()) < 1e-4
+
+
+def test_sound_whose_samples_change_their_form_or_places_on_the_way_is_one() -> None:
+    frames = [_frame("fltp", "5.1"), _frame("fltp", "5.1(side)"), _frame("s16", "5.1")]
+    blocks = list(sound._samples(frames[0], iter(frames[1:])))
+    assert np.array_equal(np.concatenate(blocks), np.full((300, 6), 0.5, np.float32))
+    with pytest.raises(InvalidRequest, match="changes its sampling rate or its channels"):
+        list(sound._samples(frames[0], iter([_frame("fltp", "stereo")])))
+
+
+def _frame(form: str, layout: str) -> av.AudioFrame:
+    """100 samples of half the full scale, at 8 kHz."""
+    channels, is_planar = av.AudioLayout(layout).nb_channels, form.endswith("p")
+    value = np.float32(0.5) if form.startswith("flt") else np.int16(1 << 14)
+    samples = np.full((channels, 100) if is_planar else (1, 100 * channels), value)
+    frame = av.AudioFrame.from_ndarray(samples, format=form, layout=layout)
+    frame.sample_rate = 8000
+    return frame

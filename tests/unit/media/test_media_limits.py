@@ -5,6 +5,7 @@ import struct
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -196,10 +197,12 @@ def test_scans_have_a_bound_in_a_jpeg_of_several_pictures(probe: Any) -> None:
 def test_a_jpeg_of_several_pictures_is_its_first() -> None:
     """Cameras write one, with a preview or the other eye's picture behind."""
     file = io.BytesIO()
-    first, second = (Image.new("RGB", (side, 100), (1, 2, 3)) for side in (300, 60))
+    first, second = Image.new("RGB", (300, 100), (200, 0, 0)), Image.new("RGB", (60, 100), (0, 0, 200))
     first.save(file, "MPO", save_all=True, append_images=[second] * 200)
     assert probe_image(file.getvalue(), LIMITS).width == 300
-    assert decode_image(file.getvalue(), LIMITS).size == (300, 100)
+    decoded = decode_image(file.getvalue(), LIMITS)
+    red, _, blue = np.asarray(decoded)[50, 50].tolist()
+    assert (decoded.size, red > blue) == ((300, 100), True)
 
 
 def test_a_jpeg_inside_a_segment_is_not_counted() -> None:

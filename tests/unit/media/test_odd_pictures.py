@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.image import decode_image, probe_image
@@ -66,6 +66,15 @@ def test_a_tiff_of_a_rare_kind_is_called_one() -> None:
 def test_broken_exif_turns_nothing(format: str, exif: bytes) -> None:
     picture = samples.image(64, 48, format=format, exif=exif)
     assert (probe_image(picture, LIMITS).width, decode_image(picture, LIMITS).size) == (64, (64, 48))
+
+
+@pytest.mark.parametrize("tag", [ExifTags.Base.Make, ExifTags.Base.DateTime, ExifTags.Base.Copyright])
+def test_a_text_of_another_type_in_the_exif_keeps_no_picture_from_being_turned(tag: int) -> None:
+    """Pillow cannot write such an EXIF anew."""
+    entries = struct.pack("<HHII", ExifTags.Base.Orientation, 3, 1, 6), struct.pack("<HHII", tag, 5, 1, 38)
+    table = b"".join(sorted(entries, key=lambda entry: struct.unpack("<H", entry[:2])))
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + table + struct.pack("<III", 0, 1, 3)
+    assert decode_image(samples.image(64, 48, format="JPEG", exif=exif), LIMITS).size == (48, 64)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])

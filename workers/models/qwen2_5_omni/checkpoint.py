@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.prompts.checkpoint_files import positive, read_json
+
+SPEAKERS: Final = "spk_dict.pt"
 
 
 def talker_ids(checkpoint: Path, *names: str) -> list[int]:
@@ -27,12 +29,14 @@ def read_speakers(checkpoint: Path, voices: Sequence[str]) -> Mapping[str, Mappi
 
     Raise ConfigError naming the file; each of ``voices`` must be there.
     """
-    path = checkpoint / "spk_dict.pt"
+    path = checkpoint / SPEAKERS
     try:
         # The checkpoint's format is a pickle; weights_only allows tensors and plain containers alone.
         speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load passes on any error of the unpickler
         raise ConfigError(f"the speakers cannot be read: {error}", file=str(path)) from error
+    if not isinstance(speakers, dict):
+        raise ConfigError("it is not a table of speakers", file=str(path))
     if missing := [voice for voice in voices if voice not in speakers]:
         known = ", ".join(sorted(speakers))
         raise ConfigError(

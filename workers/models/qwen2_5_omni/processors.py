@@ -23,7 +23,7 @@ from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
 from workers.models.checkpoint_weights import weight_files
-from workers.models.qwen2_5_omni.checkpoint import read_speakers, talker_ids
+from workers.models.qwen2_5_omni.checkpoint import SPEAKERS, read_speakers, talker_ids
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
 from workers.runners.ar.parameters import ArParameters
@@ -54,7 +54,7 @@ class Thinker2TalkerProcessor(FlowProcessor):
         try:
             begins = {name: int(speaker["bos_token"]) for name, speaker in speakers.items()}
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"a speaker has no bos_token: {error}", field="voices", stage=stage.name) from error
+            raise ConfigError(f"a speaker has no bos_token: {error}", file=str(model.path / SPEAKERS)) from error
         self._end, self._pad, *rows = _embedding_rows(model.path, [end, pad, *begins.values()])  # [1, H] each
         self._speakers = dict(zip(begins, rows, strict=True))
 
