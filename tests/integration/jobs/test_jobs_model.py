@@ -509,7 +509,8 @@ class JobsMachine(RuleBasedStateMachine):
         claims = self.jobs.claim(worker, at_most, reports=reports)
         assert claims.outcomes[0].won == holds
         self.check_claims(claims, worker, (at_most, 0), is_idle=True)
-        if is_lost and claims.claims:
+        # A ledger reports an attempt once, so it hands back no earlier attempt of a stage run that it holds.
+        if is_lost and claims.claims and (holds or stage_run_id not in held):
             again = self.jobs.claim(worker, at_most, reports=reports, held=held, again=True)
             assert again.claims == claims.claims
 

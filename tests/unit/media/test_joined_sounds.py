@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.media import sound
 from omni_jobs.media.audio import decode_audio, probe_audio
 from omni_jobs.media.links import links
 from omni_jobs.media.media_limits import MediaLimits
