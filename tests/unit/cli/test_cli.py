@@ -369,6 +369,13 @@ def test_no_server_for_other_machines_starts_without_a_word_on_keys(
     assert "OMNI_JOBS_AUTH: set it to keys, proxy or off" in result.stderr
 
 
+def test_an_empty_url_is_no_default_server() -> None:
+    """It comes of a shell's variable that is not set."""
+    result = run("cancel", "job-1", "--url", "")
+    assert result.exit_code == 1
+    assert result.stderr == "omni-jobs: --url: is empty\n"
+
+
 @pytest.mark.parametrize("url", ["http://u:sekret@[::bad", "sekret", "http://u:sekret@host:port", "http://[::1]80"])
 @pytest.mark.parametrize("by_option", [True, False])
 def test_a_wrong_url_of_the_api_names_where_it_came_from(url: str, by_option: bool) -> None:

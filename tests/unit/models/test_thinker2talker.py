@@ -154,6 +154,17 @@ def test_a_checkpoint_without_its_parts_is_a_config_error(tiny_checkpoint: Path,
         assert caught.value.file == str(copy / missing)
 
 
+@pytest.mark.parametrize("speakers", [["Chelsie"], {"Chelsie": {}}, {"Chelsie": {"bos_token": None}}, {"Chelsie": []}])
+def test_a_broken_table_of_speakers_is_a_config_error(tiny_checkpoint: Path, tmp_path: Path, speakers: Any) -> None:
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint, copy)
+    torch.save(speakers, copy / "spk_dict.pt")
+    for voices in ((), ("Chelsie",)):
+        with pytest.raises(ConfigError) as caught:
+            Thinker2TalkerProcessor(TALKER, OmniModelConfig(copy, "qwen2_5_omni", "talker", voices))
+        assert caught.value.file == str(copy / "spk_dict.pt")
+
+
 def _talker_config(checkpoint: Path) -> Any:
     from transformers import Qwen2_5OmniConfig
 
