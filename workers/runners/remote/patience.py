@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.25, 5.0, 1.5  # pauses between two looks at a server
+_OF_THE_REST = 0.9  # a pause may take so much of the time that is left, because one more try has to come
 _MOST_REFUSALS = 100  # setbacks that do not count, of one stage run
 
 
@@ -60,6 +61,7 @@ class Patience:
         self._lost = 0  # setbacks that count
         self._setbacks = 0
         self._waited_s = 0.0
+        self._is_last_try = False
         self._loop = asyncio.get_running_loop()
 
     async def until_answered(self, exchange: Callable[[], Awaitable[T]], begin: Progress) -> T:
@@ -89,13 +91,15 @@ class Patience:
             tries = f", in {self._lost} tries" if self._lost > 1 else ""
             raise RemoteUnavailable(f"{setback.reason}{tries}")
         left_s = self._engine.wait_s - self._waited_s
-        if left_s <= 0 or self._setbacks - self._lost >= _MOST_REFUSALS:
+        if left_s <= 0 or self._is_last_try or self._setbacks - self._lost >= _MOST_REFUSALS:
             raise RemoteUnavailable(f"{setback.reason}, after {self._waited_s:.0f} s of waiting")
+        pause_s = self._pause_s(setback)
+        self._is_last_try = pause_s > _OF_THE_REST * left_s  # else shorter and shorter pauses would follow
         self._progress(Progress(0, None, WAITING))
         began = self._loop.time()
         try:
             async with asyncio.timeout(left_s):
-                await asyncio.sleep(min(self._pause_s(setback), 0.9 * left_s))
+                await asyncio.sleep(min(pause_s, _OF_THE_REST * left_s))
                 if setback.unreachable:
                     await self._recovery.wait()
         except TimeoutError:
