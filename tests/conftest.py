@@ -1,6 +1,6 @@
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -35,6 +35,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else libraries report at the interpreter's end what it has not freed
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands that serve set the process's umask, which is right for them and not for the tests that follow."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    yield
+    os.umask(umask)
 
 
 @pytest.hookimpl(wrapper=True)
