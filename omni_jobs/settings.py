@@ -279,8 +279,9 @@ class Settings(BaseSettings):
                 value = json.dumps({key: server.to_json() for key, server in value.items()})
             elif isinstance(value, dict):
                 value = json.dumps({key: str(part) for key, part in value.items()})
-            if value is not None:
-                variables[f"OMNI_JOBS_{name.upper()}"] = str(value)
+            variable = f"OMNI_JOBS_{name.upper()}"
+            if value is not None and (str(value) or Settings.model_fields[name].default != ""):
+                variables[variable] = str(value)
         return variables
 
     def _file_of(self, name: str) -> Path | None:
@@ -291,6 +292,14 @@ class Settings(BaseSettings):
         value = getattr(self, name)
         plain = value.get_secret_value() if isinstance(value, SecretStr) else value
         return Path(path).absolute() if _read_secret(_file_variable(name), path) == plain else None
+
+
+_MAY_BE_EMPTY: Final = frozenset(
+    f"OMNI_JOBS_{name.upper()}"
+    for name, field in Settings.model_fields.items()
+    if name == "api_host" or NoDecode in field.metadata
+)
+"""The variables that may be empty: lists, then as if not set, and the host, then every address."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -341,6 +350,9 @@ def read_settings(on_unknown: Callable[[str], None] | None = None) -> Settings:
     if on_unknown is not None:
         for line in unknown_variables(os.environ):
             on_unknown(line)
+    for variable in sorted(_known_variables() - _MAY_BE_EMPTY & os.environ.keys()):
+        if not os.environ[variable]:  # a forgotten secret, say: a default in its place would do quite another thing
+            raise ConfigError("is empty: give it a value, or unset it", field=variable)
     try:
         return Settings(**_secrets_of_files())
     except ValidationError as error:
@@ -358,7 +370,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
     One whose prefix is misspelt counts, such as ``OMNIJOBS_…``, if the rest is the name of a setting, or nearly so.
     """
-    known = {name.upper() for name in Settings.model_fields} | {f"{name}_file".upper() for name in _SECRETS} | {"URL"}
+    known = {name.removeprefix("OMNI_JOBS_") for name in _known_variables()}
     lines = []
     for name in sorted(environment):
         found = _OUR_PREFIX.match(name)
@@ -368,6 +380,12 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         if near or found[0].upper() == "OMNI_JOBS_":
             lines.append(f"nothing reads the variable {name}" + (f": is OMNI_JOBS_{near[0]} meant?" if near else ""))
     return lines
+
+
+def _known_variables() -> set[str]:
+    """Return the names of all variables that something reads."""
+    names = {*Settings.model_fields, *(f"{name}_file" for name in _SECRETS), "url"}
+    return {f"OMNI_JOBS_{name.upper()}" for name in names}
 
 
 def packaged_directory(name: Literal["stage_configs", "migrations"]) -> Path:

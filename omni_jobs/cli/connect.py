@@ -21,8 +21,6 @@ def connect(url: str | None) -> Client:
     from omni_jobs.settings import read_settings, unknown_variables
     from omni_jobs.stack.data_directory import running_stack
 
-    if url == "":  # of a shell's variable that is not set: another server may not take its place
-        raise ConfigError("is empty", field="--url")
     if url is None:
         url = running_stack(read_settings(notice).data_dir)
     else:

@@ -63,11 +63,11 @@ class Client(AbstractContextManager["Client"]):
         OMNI_JOBS_API_KEY_FILE names, else none. A try of a call fails after ``timeout`` seconds of silence. Raises
         ConfigError for a URL that is not http, and a key that cannot be read or sent.
         """
-        given = base_url or os.environ.get("OMNI_JOBS_URL") or DEFAULT_URL
+        given = os.environ.get("OMNI_JOBS_URL", DEFAULT_URL) if base_url is None else base_url
         try:
             self.base_url = check_base_url(given, may_have_user=True)
         except ValueError as error:
-            raise ConfigError(str(error), field="base_url" if base_url else "OMNI_JOBS_URL") from None
+            raise ConfigError(str(error), field="OMNI_JOBS_URL" if base_url is None else "base_url") from None
         self._timeout_s = timeout
         self._http = httpx2.Client(
             base_url=self.base_url,
@@ -344,7 +344,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
         api_key = None if secret is None else secret.get_secret_value()
     if api_key is None:
         return {}
-    if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+    if not (api_key and api_key.isascii() and api_key.isprintable() and " " not in api_key):
         raise ConfigError("not an API key", field="api_key")
     return {"Authorization": f"Bearer {api_key}"}
 

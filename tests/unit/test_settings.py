@@ -123,6 +123,29 @@ def test_a_wrong_url_or_host_names_its_setting_and_no_secret(
     assert "sekret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["DATABASE_URL", "DATABASE_URL_FILE", "DATA_DIR", "STAGE_CONFIGS", "MODELS", "API_KEY", "URL", "LEASE_S"],
+)
+def test_an_empty_variable_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """It comes of a shell's variable or a secret that is not there, and would choose SQLite, say, without a word."""
+    monkeypatch.setenv(f"OMNI_JOBS_{variable}", "")
+    with pytest.raises(ConfigError, match="is empty") as caught:
+        read_settings()
+    assert caught.value.field == f"OMNI_JOBS_{variable}"
+
+
+def test_an_empty_list_is_as_if_not_set_and_an_empty_host_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TRUSTED_PROXIES", "PIPELINES", "API_HOST"):
+        monkeypatch.setenv(f"OMNI_JOBS_{variable}", "")
+    found = read_settings()
+    assert (found.trusted_proxies, found.pipelines, found.api_host) == (("127.0.0.1", "::1"), None, "")
+
+
+def test_an_empty_text_that_is_the_default_is_not_handed_on() -> None:
+    assert "OMNI_JOBS_BROKER_KEY_PREFIX" not in Settings(broker_key_prefix="").to_environment()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
 def test_on_loopback_nobody_needs_a_key(host: str) -> None:
     assert Settings(api_host=host).resolved_auth == "off"
