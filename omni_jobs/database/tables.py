@@ -245,9 +245,10 @@ class EventRow(Base):
     """The row of an event: a job is cancelling, has ended or was retried. Pruned after a time or with the job."""
 
     __tablename__ = "events"
-    __table_args__ = (Index(None, "job_id"),)
+    __table_args__ = (Index(None, "job_id"), Index(None, "at"), {"sqlite_autoincrement": True})
 
-    id: Mapped[int] = mapped_column(_BigId, primary_key=True)  # grows with ``at``, but for concurrent transactions
+    # It never comes twice. It orders nothing: transactions that come later may be seen first, and clocks may go back.
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(String(40))  # no foreign key, because its check costs more than the row
     number: Mapped[int]  # within the job, from 1; grows, also after a pruning
     type: Mapped[str] = mapped_column(String(40))  # job.completed, job.retried, …

@@ -214,7 +214,9 @@ def check(
         failures = [row._mapping for row in connection.execute(text("SELECT * FROM attempt_errors"))]
         has_events = "events" in inspect(connection).get_table_names()
         events = (
-            [row._mapping for row in connection.execute(text("SELECT * FROM events ORDER BY id"))] if has_events else []
+            [row._mapping for row in connection.execute(text("SELECT * FROM events ORDER BY job_id, number"))]
+            if has_events
+            else []
         )
     _check_clients(checked, records, jobs)
     for job_id, job in jobs.items():

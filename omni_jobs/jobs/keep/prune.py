@@ -143,10 +143,8 @@ def hasten(tx: Connection, retention: Retention, after: float | None = None, at_
 
 def _prune_events(tx: Connection, before: float, at_most: int) -> int:
     """Delete up to ``at_most`` events that were written before this time. Return their number."""
-    oldest = select(EventRow.id, EventRow.at).order_by(EventRow.id).limit(at_most).subquery()
-    return tx.execute(
-        delete(EventRow).where(EventRow.id.in_(select(oldest.c.id).where(oldest.c.at <= before)))
-    ).rowcount
+    oldest = select(EventRow.id).where(EventRow.at <= before).order_by(EventRow.at).limit(at_most)
+    return tx.execute(delete(EventRow).where(EventRow.id.in_(oldest))).rowcount
 
 
 def _delete(tx: Connection, job_ids: Sequence[str]) -> None:

@@ -205,7 +205,7 @@ def _is_committed(tx: Connection, job_id: str, retry_token: str) -> bool:
     last = tx.execute(
         select(EventRow.data)
         .where(EventRow.job_id == job_id, EventRow.type == _RETRIED)
-        .order_by(EventRow.id.desc())
+        .order_by(EventRow.number.desc())
         .limit(1)
     ).scalar_one_or_none()
     return last is not None and last[RETRY_TOKEN] == retry_token

@@ -131,7 +131,7 @@ def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> lis
 def events(tx: Connection, job_id: str, tenant: str | None = None) -> list[EventView]:
     """Return the events of a job that are still kept, the oldest first. Raises NotFound as ``job_view`` does."""
     _row(tx, job_id, tenant)
-    rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.id))
+    rows = tx.execute(select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.number))
     return [
         EventView(
             id=row.number,

@@ -502,6 +502,18 @@ def test_the_backlog_are_the_jobs_that_nobody_has_started(jobs: Jobs) -> None:
     assert jobs.get(claimed.job_id).stages[0].status == StageRunState.QUEUED
 
 
+def test_old_events_go_in_whatever_order_they_were_written(jobs: Jobs, database: Database) -> None:
+    """A clock that went back must not hold up the pruner for as long as that."""
+    old, young = (submit_one(jobs, new_job()).job_id for _ in range(2))
+    for job_id in (young, old):  # of these the young one's event is written first
+        jobs.cancel(job_id)
+    with database.begin() as tx:
+        tx.execute(text("UPDATE events SET at = at - 11 WHERE job_id = :old"), {"old": old})
+    events_alone = Retention(payloads_s=100, inputs_s=100, artifacts_s=100, events_s=10, jobs_s=100)
+    jobs.prune(events_alone, at_most=1)
+    assert (jobs.events(old), event_types(jobs, young)) == ([], ["job.cancelled"])
+
+
 def test_events_are_numbered_within_their_job(jobs: Jobs, database: Database) -> None:
     """The numbers of a job's events tell nothing of other jobs, and grow even where all earlier ones are pruned."""
     job_id, other = (submit_one(jobs, new_job()).job_id for _ in range(2))
