@@ -51,21 +51,41 @@ def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]]
     """
     run = transition.find(StageRunState.RUNNING, *_attempt(report))
     if run is None:
-        has_succeeded = transition.find(StageRunState.SUCCEEDED, *_attempt(report)) is not None
-        return has_succeeded if isinstance(report, Completion) else _attempt(report) in recorded
-    if isinstance(report, Failure):
-        transition.fail(run, report.error)
-        return True
-    if isinstance(report, Release) or not transition.is_active(run):
-        transition.hand_back(run)
-        return isinstance(report, Release)
-    new = [artifact.name for artifact in report.artifacts]
+        return _is_recorded(transition, report, recorded)
+    match report:
+        case Completion() if transition.is_active(run):
+            return _note_completion(transition, run, report, names)
+        case Completion():
+            transition.hand_back(run)
+            return False
+        case Failure():
+            transition.fail(run, report.error)
+            return True
+        case Release():
+            transition.hand_back(run)
+            return True
+
+
+def _is_recorded(transition: JobTransition, report: Report, recorded: set[_Attempt]) -> bool:
+    """Return whether a report of an attempt that is over was recorded before: its answer may have been lost."""
+    match report:
+        case Completion():
+            return transition.find(StageRunState.SUCCEEDED, *_attempt(report)) is not None
+        case Failure():
+            return _attempt(report) in recorded
+        case Release():
+            return False  # nothing tells
+
+
+def _note_completion(transition: JobTransition, run: Run, completion: Completion, names: set[tuple[str, str]]) -> bool:
+    """Note that a stage run of an active job has succeeded, or failed by an artifact whose name is taken."""
+    new = [artifact.name for artifact in completion.artifacts]
     taken = sorted({name for name in new if (run.job_id, name) in names or new.count(name) > 1})
     if taken:
         transition.fail(run, StageError(f"artifact {taken[0]!r} is there already", stage=run.stage, key=taken[0]))
         return False
     names.update((run.job_id, name) for name in new)
-    transition.succeed(run, report)
+    transition.succeed(run, completion)
     return True
 
 
