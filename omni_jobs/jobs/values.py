@@ -196,7 +196,7 @@ class Outcome(NamedTuple):
     """What became of a report."""
 
     won: bool  # it is recorded, now or by an earlier call whose answer was lost; nothing tells the latter of a Release
-    queues: Collection[str] = ()  # whose doorbells to ring
+    queues: Collection[str] = ()  # whose doorbells to ring, for all reports of the call
 
 
 @dataclass(frozen=True, slots=True)

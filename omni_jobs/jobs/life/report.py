@@ -40,7 +40,8 @@ def report(tx: Connection, reports: Sequence[Report], prune_after_s: float = 0.0
     recorded = _recorded_errors(tx, transition, reports)
     won = [_note(transition, report, names, recorded) for report in reports]
     transition.write(prune_after_s)
-    return [_outcome(transition, report, is_won) for report, is_won in zip(reports, won, strict=True)]
+    queues = transition.queues(_successors(transition, reports))
+    return [Outcome(is_won, queues) for is_won in won]
 
 
 def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]], recorded: set[_Attempt]) -> bool:
@@ -93,13 +94,19 @@ def _attempt(report: Report) -> _Attempt:
     return report.stage_run_id, report.attempt, report.worker_id
 
 
-def _outcome(transition: JobTransition, report: Report, won: bool) -> Outcome:
-    run = transition.runs.get(report.stage_run_id)
-    successors: list[Run] = []
-    if run is not None and isinstance(report, Completion) and run.state == StageRunState.SUCCEEDED:
-        # Not only what ``write`` has just queued: a repeated completion queues nothing, and rings once more.
-        successors = [other for other in transition.runs_of(run.job_id) if run.stage in other.inputs]
-    return Outcome(won, transition.queues(successors))
+def _successors(transition: JobTransition, reports: Sequence[Report]) -> list[Run]:
+    """Return the stage runs that take what these completions have made.
+
+    Not only what ``write`` has just queued: a repeated completion queues nothing, and rings once more.
+    """
+    completed = [transition.runs.get(report.stage_run_id) for report in reports if isinstance(report, Completion)]
+    return [
+        other
+        for run in completed
+        if run is not None and run.state == StageRunState.SUCCEEDED
+        for other in transition.runs_of(run.job_id)
+        if run.stage in other.inputs
+    ]
 
 
 def _recorded_errors(tx: Connection, transition: JobTransition, reports: Sequence[Report]) -> set[_Attempt]:

@@ -632,10 +632,12 @@ class JobsMachine(RuleBasedStateMachine):
     ) -> None:
         """``claimed``: what was claimed in the same transaction, and so does not wait any more."""
         assert [outcome.won for outcome in outcomes] == won
-        for report, outcome in zip(reports, outcomes, strict=True):
-            job, stage = self.model.find(report[0])
+        may_ring: set[str] = set()
+        for stage_run_id, *_ in reports:
+            job, stage = self.model.find(stage_run_id)
             successors = [other for other in job.stages.values() if stage.name in other.inputs]
-            may_ring = {other.queue for other in successors if other.state == "queued" or other.id in claimed}
+            may_ring |= {other.queue for other in successors if other.state == "queued" or other.id in claimed}
+        for outcome in outcomes:
             assert may_ring.issuperset(outcome.queues)
 
     def fail(self, data: st.DataObject, error: OmniJobsError) -> None:
