@@ -282,9 +282,10 @@ def _made(run: AnyRow, progress: ProgressView) -> int | None:
 
 def _reason(run: AnyRow, waiting: WaitingView | None) -> str | None:
     """Return why a stage run waits; None if it does not, or waits for its turn."""
-    if waiting is None or waiting.stage != run.stage:
-        return run.reason  # type: ignore[no-any-return]
-    return None if waiting.reason == "turn" else waiting.reason
+    if waiting is not None and waiting.stage == run.stage:
+        return None if waiting.reason == "turn" else waiting.reason
+    is_over = run.reason == "retry_backoff" and not run.is_early  # the row keeps the reason until the claim
+    return None if is_over else run.reason
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -12,13 +12,16 @@ from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
 from omni_jobs.views import CalibrationView, WaitingView
 from tests.integration.job_steps import (
+    DIAMOND,
     claim,
+    complete_all,
     done,
     fail,
     failed,
     new_job,
     pass_time,
     register,
+    register_each,
     submit_one,
 )
 
@@ -83,6 +86,22 @@ def test_an_obstacle_is_named_rather_than_the_turn(jobs: Jobs, database: Databas
     pass_time(database, 60)
     register(jobs, "w2")
     assert waiting(jobs, job_id).reason == "turn"
+
+
+def test_a_retry_whose_pause_is_over_waits_for_its_turn_beside_a_stage_that_runs(
+    jobs: Jobs, database: Database
+) -> None:
+    job_id = submit_one(jobs, new_job(DIAMOND)).job_id
+    register_each(jobs, DIAMOND, lease_s=10_000)
+    complete_all(jobs, "a")
+    [claimed] = claim(jobs, "b")
+    assert claim(jobs, "c")
+    fail(jobs, failed(claimed, "b", OutOfMemory("none left")))
+    assert [stage.reason for stage in jobs.get(job_id).stages] == [None, "retry_backoff", None, None]
+    pass_time(database, 60)
+    for view in (jobs.get(job_id), *jobs.list().jobs):
+        assert view.waiting is None
+        assert [stage.reason for stage in view.stages] == [None] * 4
 
 
 def test_a_list_says_the_reason_alone(jobs: Jobs) -> None:
