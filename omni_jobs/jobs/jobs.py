@@ -10,7 +10,6 @@ there; the first argument of each, the transaction, is given by ``Jobs``.
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from functools import partial, wraps
-from itertools import count
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
@@ -118,12 +117,13 @@ class Jobs:
         Raises:
             Fenced: if the worker has no row any more, because it was lost. Nothing is recorded then.
         """
-        tries = count(int(again))
 
         def transaction(tx: Connection) -> Claims:
+            nonlocal again
+            is_repeated, again = again, True  # the answer of a try is lost if another one follows
             outcomes = report.report(tx, reports, self._prune_after_s)
             # What was handed back may have been claimed anew by the try whose answer was lost.
-            known = set(held).difference(each.stage_run_id for each in reports) if next(tries) else None
+            known = set(held).difference(each.stage_run_id for each in reports) if is_repeated else None
             return claim.claim(tx, worker_id, at_most, of_high, is_idle, known)._replace(outcomes=outcomes)
 
         return self._db.run(transaction)
