@@ -23,14 +23,16 @@ def report(tx: Connection, reports: Sequence[Report], prune_after_s: float = 0.0
     """Record how attempts have ended, and return the outcomes in the order of the reports.
 
     Completion  The stage run has succeeded. Successors whose inputs have all succeeded are queued, and a job whose
-                stage runs have all succeeded is completed. It is not ``won``, and nothing of it is kept, when the job
-                is to stop, or has an artifact of the same name, which fails the stage run.
+                stage runs have all succeeded is completed. If the job is to stop, nothing of it is kept. If the job
+                has an artifact of the same name, the attempt fails. In both cases it is not ``won``.
     Failure     The stage run is queued again while its stage has retries left of the error's retry class: due at once
                 if its worker was lost or fenced, else after a pause. Otherwise its job fails.
     Release     The stage run is queued again, and no failure is counted.
 
     A stage run that is not to go on, because its job is to stop, is cancelled instead of queued. A report of an attempt
-    that is over changes nothing, and is ``won`` only if it is recorded already: the answer to it may have been lost.
+    that is over changes nothing. It may be there once more because the answer to it was lost: so a completion is
+    ``won`` if the attempt has succeeded, and a failure if an error of the attempt is recorded, but a release never.
+
     The pruner checks jobs that have ended and left no payloads after ``prune_after_s``.
     """
     if not reports:
