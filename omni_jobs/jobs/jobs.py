@@ -3,8 +3,9 @@
 submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, delete
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 
-Each stands with its SQL in a file of its own. Those that need nothing but a transaction are named here, and explained
-there; the first argument of each, the transaction, is given by ``Jobs``.
+Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
+argument there. In the SQL ``{name}`` is a text of the same file or of ``database/words.sql``
+(``omni_jobs.database.statement``).
 """
 
 import secrets
@@ -60,9 +61,9 @@ def _reads(query: Callable[Concatenate[Connection, P], T]) -> Callable[Concatena
 class Jobs:
     """The jobs, stage runs and workers of one database: all changes of their states, and all queries. Safe for threads.
 
-    A method is one transaction (``rescue``: a few). It may be called again when its answer was lost, though ``retry``
-    may raise Conflict then. The caller rings the doorbells of the queues that a method returns. Every method may raise
-    DatabaseUnavailable.
+    A method is one transaction (``rescue`` and ``calibrate``: a few). It may be called again when its answer was lost,
+    though ``retry`` may raise Conflict then, and ``delete`` NotFound. The caller rings the doorbells of the queues that
+    a method returns. Every method may raise DatabaseUnavailable.
     """
 
     def __init__(self, db: Database, *, prune_after_s: float = 0.0, only_known_tenants: bool = False) -> None:
@@ -99,23 +100,14 @@ class Jobs:
         held: Collection[int] = (),
         again: bool = False,
     ) -> Claims:
-        """Claim the due stage runs of this worker's stage with the lowest turns; none while its lease is over.
+        """Record ``reports`` as ``report`` does, and claim stage runs for a worker in the same transaction.
 
-        Stage runs are passed over whose rows are locked, or whose job was submitted with another pipeline file than the
-        worker's.
+        :func:`omni_jobs.jobs.life.claim.claim` says which. Raises Fenced as it does; nothing is recorded then.
 
         Args:
-            at_most: the number of stage runs of any jobs.
-            reports: recorded before, as by ``report``, in the same transaction.
-            of_high: the number of further stage runs of high jobs; one of the two numbers is above 0.
-            is_idle: whether the worker runs nothing. Then it may get a suspect, which is claimed by itself; a busy
-                worker gets nothing instead, and the suspect is set apart for it.
             held: the ids of all stage runs that the worker knows it holds.
             again: whether the answer of the claim before was lost. If that had claimed stage runs, they are returned,
                 and no others.
-
-        Raises:
-            Fenced: if the worker has no row any more, because it was lost. Nothing is recorded then.
         """
 
         def transaction(tx: Connection) -> Claims:
@@ -145,10 +137,7 @@ class Jobs:
     def retry(self, job_id: str, from_stage: str | None = None) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
 
-        These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all
-        their retries again, and the job loses its deadline. Raises NotFound, and InvalidRequest for an unknown
-        ``from_stage``. Raises Conflict while the job has not ended or its objects are being deleted, when no stage
-        is to run, and when an input is not kept any longer; its message then says where to retry, or to submit anew.
+        :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
@@ -178,12 +167,7 @@ class Jobs:
     # The rescuer's rounds.
 
     def rescue(self, presence: DatabasePresence | None = None) -> RescueResult:
-        """Free the stage runs of workers without a lease, expire late jobs, and let in jobs where a limit was changed.
-
-        Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
-        ``presence``, which a rescuer keeps from round to round, it waits for workers that may only have missed the
-        database: each has a whole lease of its own to renew since that is there again.
-        """
+        """Do one round of the rescuer; :func:`omni_jobs.jobs.crew.rescue.rescue` says of what."""
         return rescue.rescue(self._db, presence)
 
     def calibrate(self) -> None:

@@ -178,8 +178,8 @@ class Ledger:
     async def claim(self, at_most: int, *, of_high: int = 0, is_idle: bool) -> Claims:
         """Claim up to ``at_most`` stage runs and up to ``of_high`` further ones of high jobs, and return the claims.
 
-        :meth:`omni_jobs.jobs.Jobs.claim` explains it. Ask for no other before this is answered. Raises Fenced, and
-        StageError when the database refuses.
+        :func:`omni_jobs.jobs.life.claim.claim` explains it. Ask for no other before this is answered. Raises Fenced,
+        and StageError when the database refuses.
         """
         return await self._ask(self._asked.claims, _Wanted(at_most, of_high, is_idle))
 

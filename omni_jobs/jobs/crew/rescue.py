@@ -43,9 +43,12 @@ class DatabasePresence:
 
 
 def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
-    """Do one round, and return its result; :meth:`omni_jobs.jobs.Jobs.rescue` explains it.
+    """Free the stage runs of workers without a lease, expire late jobs, and let in jobs where a limit was changed.
 
-    Without a ``presence`` the database counts as never away.
+    Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
+    ``presence``, which a rescuer keeps from round to round, it waits for workers that may only have missed the
+    database: each has a whole lease of its own to renew since that is there again. Without it the database counts as
+    never away.
     """
 
     def run(step: Callable[[Connection], T]) -> T:

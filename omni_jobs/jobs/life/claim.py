@@ -28,12 +28,21 @@ _sql = Statements(__file__)
 def claim(
     tx: Connection, worker_id: str, at_most: int, of_high: int, is_idle: bool, held: Collection[int] | None = None
 ) -> Claims:
-    """Claim up to ``at_most`` stage runs for a worker, and up to ``of_high`` further ones of high jobs.
+    """Claim the due stage runs of this worker's stage with the lowest turns; none while its lease is over.
 
-    :meth:`omni_jobs.jobs.Jobs.claim` explains it. Pass ``held``, the ids that the worker knows it holds, when the
-    answer of an earlier try may have been lost: if SQL has stage runs for this worker that are not in ``held``, they
-    are returned, and no others. Claims nothing while the worker's lease is over. Raises Fenced when the worker has no
-    row any more.
+    Stage runs are passed over whose rows are locked, or whose job was submitted with another pipeline file than the
+    worker's.
+
+    Args:
+        at_most: the number of stage runs of any jobs.
+        of_high: the number of further stage runs of high jobs; one of the two numbers is above 0.
+        is_idle: whether the worker runs nothing. Then it may get a suspect, which is claimed by itself; a busy worker
+            gets nothing instead, and the suspect is set apart for it.
+        held: the ids of the stage runs that the worker knows it holds, when the answer of an earlier try may have been
+            lost, else None. If SQL has others for this worker, they are returned, and no more are claimed.
+
+    Raises:
+        Fenced: if the worker has no row any more, because it was lost.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):
         return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)

@@ -73,11 +73,18 @@ _FORGET_ERRORS = delete(AttemptErrorRow).where(
 def retry(
     tx: Connection, job_id: str, from_stage: str | None, retry_token: str, only_known_tenants: bool = False
 ) -> set[str]:
-    """Run an ended job again, and return the queues to ring; :meth:`omni_jobs.jobs.Jobs.retry` lists the errors.
+    """Run an ended job again, and return the queues to ring.
 
-    With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant has no row.
+    These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all their
+    retries again, and the job loses its deadline.
+
     ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
     so that a try whose predecessor was committed changes nothing and returns the same queues.
+
+    Raises NotFound, and InvalidRequest for an unknown ``from_stage``. Raises Conflict while the job has not ended or
+    its objects are being deleted, when no stage is to run, and when an input is not kept any longer; its message then
+    says where to retry, or to submit anew. With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant
+    has no row.
     """
     transition = JobTransition.of_job(tx, job_id)
     state = transition.states[job_id]
