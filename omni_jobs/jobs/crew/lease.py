@@ -157,9 +157,9 @@ def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> s
 def forgive(tx: Connection, worker_id: str) -> None:
     """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives.
 
-    So it is for those that it does not know of, because the answer to their claim was lost. A stage run that has used
-    up its ``fenced`` retries keeps ``worker_lost``, because it may be what keeps its workers from renewing. One that
-    has failed keeps it as well, because its job's error quotes it.
+    The worker calls it after ``retire``. It also holds for stage runs that the worker never knew of, because the answer
+    to their claim was lost. A stage run without ``fenced`` retries left keeps ``worker_lost``, because it may be what
+    keeps its workers from renewing. So does one that has failed, because its job's error quotes it.
     """
     at_worker = select(AttemptErrorRow.stage_run_id).where(AttemptErrorRow.worker == worker_id)
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(at_worker))
@@ -193,7 +193,10 @@ def forgive(tx: Connection, worker_id: str) -> None:
 
 
 def remove_lost(tx: Connection, since: float) -> None:
-    """Remove the rows of workers whose lease ran out, and who had as long to renew it since ``since``, in seconds."""
+    """Remove the rows of workers whose lease ran out, if they had the time of a whole lease to renew it.
+
+    ``since`` is when the database began to answer without a gap, in seconds since 1970.
+    """
     had_time = WorkerRow.lease_until - WorkerRow.renewed_at <= now() - since
     gone = (
         select(WorkerRow.id)

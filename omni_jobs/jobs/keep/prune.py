@@ -122,10 +122,11 @@ def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResu
 
 
 def hasten(tx: Connection, retention: Retention, after: float | None = None, at_most: int = 5000) -> float | None:
-    """Bring the next check of jobs forward to now, of which ``retention`` already keeps something no longer.
+    """Make due at once the ended jobs of which ``retention`` keeps something no longer.
 
-    Look at about ``at_most`` of the jobs whose ``prune_at`` is later than ``after``; of those that are not due for
-    None. Return the last ``prune_at`` that was looked at, with which to go on, and None when all jobs were.
+    Look at a page of about ``at_most`` jobs in the order of ``prune_at``, those later than ``after``; None begins with
+    the jobs that are not due yet. Return the last ``prune_at`` of the page, to be the next ``after``. Return None when
+    no job is left.
     """
     at: float = tx.execute(select(now())).scalar_one()
     after = at if after is None else after

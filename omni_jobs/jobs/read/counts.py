@@ -44,7 +44,7 @@ _MEDIA_BYTES = {
 def counts(tx: Connection, tenant: str | None = None) -> Counts:
     """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state.
 
-    They are those of a tenant, or of all (None). Of a tenant, the cost is that of its own unfinished jobs.
+    They are those of a tenant, or of all (None). For a tenant only the stage runs of its own unfinished jobs are read.
     """
     of_tenant = [] if tenant is None else [JobRow.tenant == tenant]
     jobs = {
@@ -93,7 +93,7 @@ def running_jobs(tx: Connection) -> dict[str, int]:
 
 
 def media_bytes(tx: Connection, tenant: str, job_id: str | None = None) -> int:
-    """Return the bytes of the media that are kept of a tenant's unfinished jobs together, or of the job."""
+    """Return the bytes of the media kept of a tenant's unfinished jobs; with a ``job_id``, of that job alone."""
     if job_id is not None:
         return of_media(tx.execute(_MEDIA_OF_JOB, {"job_id": job_id, "tenant": tenant}).scalar_one_or_none() or ())
     return int(tx.execute(text(_MEDIA_BYTES[tx.dialect.name]), {"tenant": tenant}).scalar_one() or 0)
