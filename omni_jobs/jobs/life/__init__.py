@@ -1,1 +1,1 @@
-"""A job's life: submit, claim, complete; and what else changes its stage runs."""
+"""A job's life: submit, claim, report; and what else changes its stage runs."""

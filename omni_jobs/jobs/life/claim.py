@@ -45,7 +45,7 @@ def claim(
         Fenced: if the worker has no row any more, because it was lost.
     """
     if held is not None and (lost := _lost_grants(tx, worker_id, held)):
-        return Claims(_read(tx, worker_id, lost, of_high), more=True, more_high=True)
+        return Claims(_started(tx, worker_id, lost, of_high), more=True, more_high=True)
     worker = {"worker": worker_id}
     wanted = {name: number for name, number in (("claim_next", at_most), ("claim_next_high", of_high)) if number}
     [(has_lease, suspect)], *granted = execute_pipelined(
@@ -62,7 +62,7 @@ def claim(
     if suspect is None:
         claimed = dict(zip(wanted, granted, strict=True))
         return Claims(
-            _read(tx, worker_id, [id_ for rows in granted for (id_,) in rows], of_high),
+            _started(tx, worker_id, [id_ for rows in granted for (id_,) in rows], of_high),
             more=len(claimed.get("claim_next", ())) == at_most > 0,
             more_high=len(claimed.get("claim_next_high", ())) == of_high > 0,
         )
@@ -72,7 +72,7 @@ def claim(
         return Claims(())
     if not is_idle:
         return Claims((), suspect_waits=True)
-    return Claims(_read(tx, worker_id, [suspect], of_high), more=True, more_high=True)
+    return Claims(_started(tx, worker_id, [suspect], of_high), more=True, more_high=True)
 
 
 def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[int]:
@@ -81,8 +81,8 @@ def _lost_grants(tx: Connection, worker_id: str, held: Collection[int]) -> list[
     return sorted({id_ for (id_,) in running}.difference(held))
 
 
-def _read(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -> list[Claim]:
-    """Start the jobs of stage runs that the worker has claimed, and return the claims in the order of their turns."""
+def _started(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -> list[Claim]:
+    """Start the jobs of the stage runs that the worker has claimed, note its turn, and return the claims in order."""
     if not ids:
         return []
     claimed = {"ids": listed(ids)}

@@ -75,6 +75,7 @@ def enter(tx: Connection, wishes: Mapping[str, Wish]) -> set[str]:
         for job_id, wish in wishes.items():
             if wish.tenant == name:
                 place = next_turn(line, tenant.last, wish.priority, 1.0)
+                # The row has it as its turn: one less lets a high job go before a normal one of the same place.
                 rows.append((job_id, name, place - (wish.priority is Priority.HIGH), wish.cost))
         tenant.save(tx, [_ORDER])
         _INSERT.run(tx, rows)

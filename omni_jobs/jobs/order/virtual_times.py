@@ -25,7 +25,7 @@ class Wish(NamedTuple):
 
     @property
     def line(self) -> _LineKey:
-        """What tells the virtual time that the job is measured by from others."""
+        """The key of the virtual time by which the job is measured: its pipeline file and its stages."""
         return self.pipeline, self.stages
 
 
