@@ -31,14 +31,14 @@ class DatabasePresence:
         self._answered_at: float | None = None
         self._since = 0.0
 
-    def note(self, now: float) -> float:
-        """Note that the database answers at ``now``, in seconds of its clock; return since when it has done so.
+    def note(self, at: float) -> float:
+        """Note an answer of the database ``at`` this time, in seconds of its clock; return since when it has done so.
 
         Before the first answer nothing is known, so the presence begins with that.
         """
-        if self._answered_at is None or not 0 <= now - self._answered_at <= self._longest_pause_s:
-            self._since = now
-        self._answered_at = now
+        if self._answered_at is None or not 0 <= at - self._answered_at <= self._longest_pause_s:
+            self._since = at
+        self._answered_at = at
         return self._since
 
 
@@ -52,7 +52,11 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
     """
 
     def run(step: Callable[[Connection], T]) -> T:
-        return db.run(lambda tx: (_note(tx, presence), step(tx))[1])  # in each, because a round may be long
+        def noted(tx: Connection) -> T:
+            _note(tx, presence)  # in each transaction, because a round may be long
+            return step(tx)
+
+        return db.run(noted)
 
     db.run(lambda tx: lease.remove_lost(tx, _note(tx, presence)))
     freed, queues = 0, set[str]()
