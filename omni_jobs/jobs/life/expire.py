@@ -44,7 +44,7 @@ def expire_late(tx: Connection) -> tuple[int, set[str]]:
 
 
 def _past_deadline(tx: Connection, at: float) -> set[str]:
-    """Return the ids of active jobs whose deadline has passed, the earliest deadlines first."""
+    """Return the ids of active jobs whose deadline has passed; of too many, those with the earliest deadlines."""
     return set(
         tx.execute(
             select(JobRow.id)

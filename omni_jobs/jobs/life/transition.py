@@ -28,24 +28,24 @@ from omni_jobs.retry import is_last_chance, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
 _sql = Statements(__file__)
-# The names say the guard: COMPLETE_IF_RUNNING changes a stage run only while it runs the row's attempt.
-COMPLETE_IF_RUNNING = _sql.bulk(
+# The names say the guard: _COMPLETE_IF_RUNNING changes a stage run only while it runs the row's attempt.
+_COMPLETE_IF_RUNNING = _sql.bulk(
     "complete_if_running",
     "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at",
 )
-END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at")
-REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason")
+_END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at")
+_REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason")
 SET_SNAPSHOT_IF_HELD = _sql.bulk("set_snapshot_if_held", "stage_run held_attempt worker snapshot")
 QUEUE_IF_PENDING = _sql.bulk("queue_if_pending", "stage_run at")
-SET_JOB = _sql.bulk("set_job", "job state ending error error_code at prune_at no_payloads")
-FORGET_PAYLOAD = _sql.bulk("forget_payload", "stage_run")
+_SET_JOB = _sql.bulk("set_job", "job state ending error error_code at prune_at no_payloads")
+_FORGET_PAYLOAD = _sql.bulk("forget_payload", "stage_run")
 INSERT_EVENT = _sql.bulk("insert_event", "job_id type data at")
-INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at")
-INSERT_ARTIFACT = _sql.bulk("insert_artifact", "job_id name stage_run media_type ref at")
-_ENDS = (COMPLETE_IF_RUNNING, END_IF_RUNNING, REQUEUE_IF_RUNNING)
+_INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at")
+_INSERT_ARTIFACT = _sql.bulk("insert_artifact", "job_id name stage_run media_type ref at")
+_ENDS = (_COMPLETE_IF_RUNNING, _END_IF_RUNNING, _REQUEUE_IF_RUNNING)
 _WRITTEN = (
     *_ENDS,
-    *(SET_JOB, INSERT_EVENT, INSERT_ERROR, INSERT_ARTIFACT, QUEUE_IF_PENDING, FORGET_PAYLOAD),
+    *(_SET_JOB, INSERT_EVENT, _INSERT_ERROR, _INSERT_ARTIFACT, QUEUE_IF_PENDING, _FORGET_PAYLOAD),
     *(INSERT_GARBAGE, stored_bytes.ADD_STORED_BYTES),
 )
 """The statements of ``write`` in their order."""
@@ -148,7 +148,7 @@ class JobTransition:
         run.payload_bytes = completion.payload_bytes
         run.payload_key = None if ref is None else ref.key
         self._succeeded_runs.append(run)
-        self._rows[COMPLETE_IF_RUNNING].append(
+        self._rows[_COMPLETE_IF_RUNNING].append(
             (
                 run.id,
                 run.attempt,
@@ -164,7 +164,7 @@ class JobTransition:
         stored = len(completion.result_json) + completion.payload_bytes
         stored += sum(artifact.ref.size for artifact in completion.artifacts)
         self._stored_bytes[self._tenants[run.job_id]] += stored
-        self._rows[INSERT_ARTIFACT] += [
+        self._rows[_INSERT_ARTIFACT] += [
             (run.job_id, artifact.name, run.id, artifact.media_type, artifact.ref.model_dump_json(), self.now)
             for artifact in completion.artifacts
         ]
@@ -175,7 +175,7 @@ class JobTransition:
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
         details = error.to_dict()
         details.setdefault("stage", run.stage)
-        self._rows[INSERT_ERROR].append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
+        self._rows[_INSERT_ERROR].append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)
@@ -207,14 +207,14 @@ class JobTransition:
         due = self.now + delay_s
         reason = "retry_backoff" if delay_s else None
         apart = "" if is_last_chance(run.failures, run.retries) else None
-        self._rows[REQUEUE_IF_RUNNING].append((run.id, run.attempt, _failures_json(run), due, apart, reason))
+        self._rows[_REQUEUE_IF_RUNNING].append((run.id, run.attempt, _failures_json(run), due, apart, reason))
         if not delay_s:
             self._requeued_at_once.append(run)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
         self._drop_snapshot(run)
-        self._rows[END_IF_RUNNING].append((run.id, run.attempt, state.value, _failures_json(run), self.now))
+        self._rows[_END_IF_RUNNING].append((run.id, run.attempt, state.value, _failures_json(run), self.now))
 
     def _drop_snapshot(self, run: Run) -> None:
         """Note the snapshots of a stage run that ends as garbage; the statement of its end clears them in the row."""
@@ -283,7 +283,7 @@ class JobTransition:
         if no_payloads:
             prune_at = self.now + prune_after_s
         new_ending = ending.value if state == JobState.CANCELLING else None
-        self._rows[SET_JOB].append(
+        self._rows[_SET_JOB].append(
             (job_id, state.value, new_ending, error_json, code, finished_at, prune_at, int(no_payloads))
         )
         data = "{}" if error is None else encode_json({"error": error})
@@ -295,7 +295,7 @@ class JobTransition:
         for statement in _ENDS:
             rows[statement].sort(key=_by_first)
         rows[QUEUE_IF_PENDING] += [(run.id, self.now) for run in to_queue]
-        rows[FORGET_PAYLOAD] += [(run.id,) for run in unneeded]
+        rows[_FORGET_PAYLOAD] += [(run.id,) for run in unneeded]
         rows[INSERT_GARBAGE] += [(run.job_id, run.payload_key) for run in unneeded if run.payload_key is not None]
         for run in unneeded:
             self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0

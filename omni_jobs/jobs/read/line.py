@@ -34,11 +34,11 @@ class Place(NamedTuple):
     high_before: int  # those of high jobs among them
 
 
-class Position(NamedTuple):
+class OwnPlace(NamedTuple):
     """How many stage runs of its own tenant stand before a stage run. Nothing of other tenants is looked at."""
 
-    own: int
-    is_exact: bool  # False: the tenant has more jobs than are looked at, so ``own`` may be too low
+    before: int
+    is_exact: bool  # False: the tenant has more jobs than are looked at, so ``before`` may be too low
 
 
 class Pace(NamedTuple):
@@ -148,13 +148,13 @@ def place(tx: Connection, line: StageId, standing: QueuedRun) -> Place:
     return Place(before, row.high)
 
 
-def position(tx: Connection, line: StageId, standing: QueuedRun, tenant: str) -> Position:
+def own_place(tx: Connection, line: StageId, standing: QueuedRun, tenant: str) -> OwnPlace:
     """Return how many stage runs of its tenant stand before a stage run in its line, COUNTED at the most.
 
     At most COUNTED queued jobs of the tenant and as many that are in progress are looked at, the oldest.
     """
     row = tx.execute(_OWN, line.columns | standing._asdict() | {"tenant": tenant}).one()
-    return Position(min(row.own, COUNTED), row.jobs <= COUNTED)
+    return OwnPlace(min(row.own, COUNTED), row.jobs <= COUNTED)
 
 
 def pace(tx: Connection, line: StageId) -> Pace:

@@ -147,9 +147,10 @@ def _turn(tx: Connection, job: AnyRow, run: AnyRow, detail: Detail | None) -> Wa
     its = StageId(PipelineId(job.pipeline, job.pipeline_digest), run.stage)
     is_high = job.priority == Priority.HIGH
     standing = QueuedRun(run.turn, run.id, is_high)
-    position, place = line.position(tx, its, standing, job.tenant), line.place(tx, its, standing)
+    own_place = line.own_place(tx, its, standing, job.tenant)
+    place = line.place(tx, its, standing)
     wait = line.expected_wait(place, line.pace(tx, its), line.factors_of(tx, its), is_high)
-    own = f"{position.own}{'' if position.is_exact else ' or more'}"
+    own = f"{own_place.before}{'' if own_place.is_exact else ' or more'}"
     message = f"{own} of your own stage runs stand before it at stage {run.stage}"
     if wait is None:
         message += "; no stage run has ended there yet, so nobody knows how long it waits"
@@ -158,8 +159,8 @@ def _turn(tx: Connection, job: AnyRow, run: AnyRow, detail: Detail | None) -> Wa
         run,
         "turn",
         message,
-        position=position.own,
-        position_is_exact=position.is_exact,
+        position=own_place.before,
+        position_is_exact=own_place.is_exact,
         estimate=None if wait is None else _estimate(wait, detail),
     )
 
