@@ -67,17 +67,21 @@ class Patience:
     async def until_answered(self, exchange: Callable[[], Awaitable[T]], begin: Progress) -> T:
         """Return what ``exchange`` returns. Call it again after a setback, with ``begin`` as progress.
 
-        Raises RemoteUnavailable when setbacks that count are as many as the settings' ``tries``, when the others are
-        100, or when the waits and the exchanges that ended in those others took ``wait_s``. Other errors pass.
+        Raises RemoteUnavailable when setbacks that count are as many as the settings' ``tries``. Raises it for another
+        setback when those are 100, when the waits and the exchanges that ended in them took ``wait_s``, or at its last
+        try, after a pause that ``wait_s`` cut short. Other errors pass.
         """
         while True:
             began = self._loop.time()
             try:
-                return await exchange()
+                answer = await exchange()
             except Setback as setback:
                 if not setback.counts:
                     self._waited_s += self._loop.time() - began
                 await self._wait_out(setback)
+            else:
+                self._is_last_try = False
+                return answer
             self._progress(begin)
 
     async def _wait_out(self, setback: Setback) -> None:
@@ -91,7 +95,8 @@ class Patience:
             tries = f", in {self._lost} tries" if self._lost > 1 else ""
             raise RemoteUnavailable(f"{setback.reason}{tries}")
         left_s = self._engine.wait_s - self._waited_s
-        if left_s <= 0 or self._is_last_try or self._setbacks - self._lost >= _MOST_REFUSALS:
+        is_refused_again = self._is_last_try and not setback.counts
+        if left_s <= 0 or is_refused_again or self._setbacks - self._lost >= _MOST_REFUSALS:
             raise RemoteUnavailable(f"{setback.reason}, after {self._waited_s:.0f} s of waiting")
         pause_s = self._pause_s(setback)
         self._is_last_try = pause_s > _OF_THE_REST * left_s  # else shorter and shorter pauses would follow

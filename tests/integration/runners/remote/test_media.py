@@ -5,6 +5,7 @@ import base64
 import io
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,24 @@ async def test_a_video_is_created_polled_fetched_and_deleted(openai_server: Open
     done = [each.done for each in seen if each.unit == "percent"]
     assert {0, 10, 60, 100} <= set(done)
     assert seen[1].waiting  # queued on the server
+
+
+@pytest.mark.parametrize("setback", [502, 429])
+async def test_a_video_that_is_being_made_is_kept_though_its_request_was_answered_at_the_last_try(
+    openai_server: OpenAIServer, setback: int
+) -> None:
+    busy = error_answer(429)
+    openai_server.answers["POST /v1/videos"] = [replace(busy, headers={"Retry-After": "1.5"}), video("queued")]
+    openai_server.answers["GET /v1/videos/video_1"] = [
+        video("in_progress", progress=10),
+        video("in_progress", progress=30),
+        error_answer(setback),
+        video("completed", progress=100),
+    ]
+    openai_server.answers["GET /v1/videos/video_1/content"] = [Answer(MP4, content_type="video/mp4")]
+    async with remote_runner(openai_server.url, "videos", tries=3, wait_s=1.5, longest_pause_s=2) as runner:
+        output = await runner.run(prompt("videos"), Recorded())
+    assert output.encoded["video"].data == MP4
 
 
 async def test_a_cancelled_video_is_deleted(openai_server: OpenAIServer) -> None:
