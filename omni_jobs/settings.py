@@ -9,7 +9,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -286,7 +286,7 @@ class Settings(BaseSettings):
 
     def _file_of(self, name: str) -> Path | None:
         """Return the file that a secret came from, or None if it came from elsewhere."""
-        path = os.environ.get(_file_variable(name))
+        path = _variables().get(_file_variable(name))
         if not path:
             return None
         value = getattr(self, name)
@@ -313,18 +313,28 @@ def _file_variable(name: str) -> str:
     return f"OMNI_JOBS_{name.upper()}_FILE"
 
 
-def _secrets_of_files() -> dict[str, Any]:
-    """Return the secrets that stand in files, by their settings. Raises ConfigError, naming the variable."""
-    secrets = {}
-    for name in _SECRETS:
-        variable = _file_variable(name)
-        path = os.environ.get(variable)
-        if path is None:
-            continue
-        if variable.removesuffix("_FILE") in os.environ:
-            raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
-        secrets[name] = _read_secret(variable, path)
-    return secrets
+def _variables() -> dict[str, str]:
+    """Return the environment by the names in capitals, because pydantic reads settings of any case; the last counts."""
+    return {name.upper(): value for name, value in os.environ.items()}
+
+
+def _refuse_empty(names: Iterable[str]) -> None:
+    """Raise ConfigError for the first of these variables that is set and empty."""
+    variables = _variables()
+    for name in sorted(names):
+        if variables.get(name) == "":  # a forgotten secret, say: a default in its place would do quite another thing
+            raise ConfigError("is empty: give it a value, or unset it", field=name)
+
+
+def _secret_of_file(name: str) -> str | None:
+    """Return a secret that stands in a file, by its setting; None without. Raises ConfigError, naming the variable."""
+    variable, variables = _file_variable(name), _variables()
+    path = variables.get(variable)
+    if path is None:
+        return None
+    if variable.removesuffix("_FILE") in variables:
+        raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
+    return _read_secret(variable, path)
 
 
 def _read_secret(variable: str, path: str) -> str:
@@ -350,19 +360,28 @@ def read_settings(on_unknown: Callable[[str], None] | None = None) -> Settings:
     if on_unknown is not None:
         for line in unknown_variables(os.environ):
             on_unknown(line)
-    for variable in sorted(_known_variables() - _MAY_BE_EMPTY & os.environ.keys()):
-        if not os.environ[variable]:  # a forgotten secret, say: a default in its place would do quite another thing
-            raise ConfigError("is empty: give it a value, or unset it", field=variable)
+    _refuse_empty(_known_variables() - _MAY_BE_EMPTY)
+    secrets: dict[str, Any] = {name: secret for name in _SECRETS if (secret := _secret_of_file(name)) is not None}
     try:
-        return Settings(**_secrets_of_files())
+        return Settings(**secrets)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        from_file = name in _SECRETS and _file_variable(name) in os.environ
+        from_file = name in secrets
         variable = _file_variable(name) if from_file else f"OMNI_JOBS_{name.upper()}"
         raise ConfigError(first["msg"].removeprefix("Value error, "), field=variable) from None
     except SettingsError as error:
         raise ConfigError(f"an OMNI_JOBS_ variable cannot be read: {error}") from error
+
+
+def read_api_key() -> str | None:
+    """Return the key that the client sends, from its variable or its file; None without. Reads no other setting.
+
+    Raises ConfigError, naming the variable.
+    """
+    variable = "OMNI_JOBS_API_KEY"
+    _refuse_empty((variable, f"{variable}_FILE"))
+    return _secret_of_file("api_key") or _variables().get(variable)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
@@ -374,10 +393,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     lines = []
     for name in sorted(environment):
         found = _OUR_PREFIX.match(name)
-        if found is None or (found[0].upper() == "OMNI_JOBS_" and name[found.end() :].upper() in known):
+        if found is None:
             continue
-        near = get_close_matches(name[found.end() :].upper(), known, n=1)
-        if near or found[0].upper() == "OMNI_JOBS_":
+        is_ours, rest = found[0].upper() == "OMNI_JOBS_", name[found.end() :].upper()
+        if is_ours and rest in known and (rest != "URL" or name.isupper()):  # the client's URL is read in capitals
+            continue
+        near = get_close_matches(rest, known, n=1)
+        if near or is_ours:
             lines.append(f"nothing reads the variable {name}" + (f": is OMNI_JOBS_{near[0]} meant?" if near else ""))
     return lines
 

@@ -337,11 +337,10 @@ class Client(AbstractContextManager["Client"]):
 
 def _authorization(api_key: str | None) -> dict[str, str]:
     """Return the header with the key, or the environment's; none without a key. Raises ConfigError."""
-    if api_key is None and ("OMNI_JOBS_API_KEY" in os.environ or "OMNI_JOBS_API_KEY_FILE" in os.environ):
-        from omni_jobs.settings import read_settings
+    if api_key is None and any(name.upper().startswith("OMNI_JOBS_API_KEY") for name in os.environ):
+        from omni_jobs.settings import read_api_key
 
-        secret = read_settings().api_key
-        api_key = None if secret is None else secret.get_secret_value()
+        api_key = read_api_key()
     if api_key is None:
         return {}
     if not (api_key and api_key.isascii() and api_key.isprintable() and " " not in api_key):

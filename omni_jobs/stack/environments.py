@@ -65,8 +65,12 @@ def _may_hold_a_secret(name: str, value: str) -> bool:
 
 def _foreign(environment: Mapping[str, str], used: tuple[str, ...]) -> dict[str, str]:
     """Return the variables that are not ours, with those of the object store and the database only where ``used``."""
-    out = tuple(prefix for prefix in (_OURS, *_OF_OBJECTS, *_OF_POSTGRESQL) if prefix not in used)
-    return {name: value for name, value in environment.items() if not name.startswith(out)}
+    out = tuple(prefix for prefix in (*_OF_OBJECTS, *_OF_POSTGRESQL) if prefix not in used)
+    return {
+        name: value
+        for name, value in environment.items()
+        if not (name.startswith(out) or name.upper().startswith(_OURS))  # settings are read in any case
+    }
 
 
 def _used(settings: Settings) -> tuple[str, ...]:

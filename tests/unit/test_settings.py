@@ -135,6 +135,14 @@ def test_an_empty_variable_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatc
     assert caught.value.field == f"OMNI_JOBS_{variable}"
 
 
+def test_an_empty_variable_is_refused_in_small_letters_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read in any case."""
+    monkeypatch.setenv("omni_jobs_database_url", "")
+    with pytest.raises(ConfigError, match="is empty") as caught:
+        read_settings()
+    assert caught.value.field == "OMNI_JOBS_DATABASE_URL"
+
+
 def test_an_empty_list_is_as_if_not_set_and_an_empty_host_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("TRUSTED_PROXIES", "PIPELINES", "API_HOST"):
         monkeypatch.setenv(f"OMNI_JOBS_{variable}", "")
@@ -173,6 +181,7 @@ def test_a_misspelt_variable_is_named_with_the_one_that_is_meant(monkeypatch: py
             "OMNI_JOBS_DATABSE_URL_FILE": "/run/url",
             "OMNI_JOBS_ZZZZ": "",
             "omni_jobs_lease": "5",
+            "omni_jobs_url": "http://h",
             "HOME": "/",
         }
     ) == [
@@ -180,6 +189,7 @@ def test_a_misspelt_variable_is_named_with_the_one_that_is_meant(monkeypatch: py
         "nothing reads the variable OMNI_JOBS_KEEP_ARTEFACTS_S: is OMNI_JOBS_KEEP_ARTIFACTS_S meant?",
         "nothing reads the variable OMNI_JOBS_ZZZZ",
         "nothing reads the variable omni_jobs_lease: is OMNI_JOBS_LEASE_S meant?",
+        "nothing reads the variable omni_jobs_url: is OMNI_JOBS_URL meant?",
     ]
 
 

@@ -40,6 +40,17 @@ def test_a_secret_is_read_from_a_file(variable: str, end: str, tmp_path: Path, m
     assert value_of(read_settings(), variable) == SECRETS[variable]
 
 
+def test_a_file_is_named_in_any_case_as_settings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("sqlite:////hidden-word")
+    monkeypatch.setenv("omni_jobs_database_url_file", str(tmp_path / "secret"))
+    settings = read_settings()
+    assert settings.database_url == "sqlite:////hidden-word"
+    assert settings.to_environment() == {"OMNI_JOBS_DATABASE_URL_FILE": str(tmp_path / "secret")}
+    monkeypatch.setenv("omni_jobs_database_url", "sqlite:////other")
+    with pytest.raises(ConfigError, match="not both"):
+        read_settings()
+
+
 @each_secret
 @pytest.mark.parametrize(
     ("content", "message"),

@@ -247,6 +247,28 @@ def test_not_a_url(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("named", ["OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE", "omni_jobs_api_key"])
+def test_of_the_settings_a_client_with_a_url_reads_its_key_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str
+) -> None:
+    (tmp_path / "key").write_text("the-key\n")
+    monkeypatch.setenv(named, str(tmp_path / "key") if named.endswith("FILE") else "the-key")
+    for other in ("OMNI_JOBS_URL", "OMNI_JOBS_DATABASE_URL", "OMNI_JOBS_LEASE_S"):
+        monkeypatch.setenv(other, "")
+    server.answers = [(200, JOB)]
+    with Client(server.url) as client:
+        client.get("job-1")
+    assert server.seen[0][2]["Authorization"] == "Bearer the-key"
+
+
+@pytest.mark.parametrize("variable", ["OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE"])
+def test_an_empty_key_is_not_as_if_there_were_none(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "")
+    with pytest.raises(errors.ConfigError, match="is empty") as caught:
+        Client("http://127.0.0.1:9")
+    assert caught.value.field == variable
+
+
 def test_an_answer_of_something_else(server: Server, client: Client) -> None:
     server.answers = [(200, {"hello": "world"})]
     with pytest.raises(errors.OmniJobsError, match="no valid JobView"):

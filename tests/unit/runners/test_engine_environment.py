@@ -20,6 +20,7 @@ def test_an_engine_on_the_cpu_keeps_freed_memory_unless_the_operator_says_otherw
 SECRETS = {
     "OMNI_JOBS_DATABASE_URL_FILE": "/run/secrets/database_url",
     "OMNI_JOBS_SERVERS": "{}",
+    "omni_jobs_broker_url": "redis://:secret@broker",
     "AWS_SECRET_ACCESS_KEY": "secret",
 }
 

@@ -53,7 +53,7 @@ SECRETS = {
 }
 OBJECTS = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "mine"}
 POSTGRESQL = {"PGPASSWORD": "secret", "PGSSLMODE": "require"}
-OURS = {"OMNI_JOBS_API_KEY": "secret", "OMNI_JOBS_URL": "http://there"}
+OURS = {"OMNI_JOBS_API_KEY": "secret", "OMNI_JOBS_URL": "http://there", "omni_jobs_servers": "{}"}
 ENVIRONMENT = HARMLESS | SECRETS | OBJECTS | POSTGRESQL | OURS
 
 
