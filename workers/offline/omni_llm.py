@@ -29,7 +29,7 @@ from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import admit, parse
-from omni_jobs.settings import Settings
+from omni_jobs.settings import Settings, read_settings
 from omni_jobs.views import WarningView, merge_results
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.stage_llm import StageLLM
@@ -105,10 +105,12 @@ class OmniLLM:
         ``model`` is the checkpoint to use in place of the pipeline's own. A mapping has the checkpoints of stages with
         a model of their own, by the stage's name.
 
+        Without ``settings`` they are read from the environment.
+
         Raises ConfigError, NotFound when no pipeline or stage has this name, and EngineDead when an engine ends in its
         start.
         """
-        settings = settings or Settings()
+        settings = settings or read_settings()
         self.pipeline = load_pipelines(settings.resolved_stage_configs).named(pipeline, field="pipeline")
         if isinstance(model, Mapping):
             given = {f"{pipeline}.{self.pipeline.stage(stage).name}": Path(path) for stage, path in model.items()}

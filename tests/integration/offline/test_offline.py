@@ -51,6 +51,13 @@ def test_a_checkpoint_goes_to_the_stage_that_it_is_given_to(
         OmniLLM("voice", model=model)
 
 
+def test_a_setting_that_a_server_refuses_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", "")
+    with pytest.raises(ConfigError, match="is empty") as caught:
+        OmniLLM("echo")
+    assert caught.value.field == "OMNI_JOBS_DATA_DIR"
+
+
 @pytest.mark.parametrize("text", ["海是什么？", "ما هذا؟", "🖼️ e\u0301"])
 def test_any_script_passes_unharmed(llm: OmniLLM, text: str) -> None:
     assert texts(llm.generate([text])) == [text]
