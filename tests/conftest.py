@@ -33,17 +33,26 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+_UMASK = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_UMASK] = os.umask(0o022)
+    os.umask(config.stash[_UMASK])
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else libraries report at the interpreter's end what it has not freed
 
 
 @pytest.fixture(autouse=True)
-def _umask() -> Iterator[None]:
-    """Commands that serve set the process's umask, which is right for them and not for the tests that follow."""
-    umask = os.umask(0o022)
-    os.umask(umask)
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Commands that serve set the process's umask, which is right for them and not for the tests that follow.
+
+    The umask is that of the session's start, because a fixture of a module may run such a command before its tests.
+    """
     yield
-    os.umask(umask)
+    os.umask(request.config.stash[_UMASK])
 
 
 @pytest.hookimpl(wrapper=True)
