@@ -12,7 +12,7 @@ from workers.execution.observers.run_times import RunTimes
 def test_what_is_handed_back_says_nothing_of_how_long_runs_take(monkeypatch: pytest.MonkeyPatch) -> None:
     times = RunTimes()
     now = iter([0.0, 2.0, 5.0, 9.0])
-    monkeypatch.setattr(run_times.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(run_times, "time", SimpleNamespace(monotonic=lambda: next(now)))
     times.claimed([cast(Claim, SimpleNamespace(stage_run_id=number)) for number in range(3)])
     for report in (Completion(0, 1, "w"), Release(1, 1, "w"), Failure(2, 1, "w", ModelError("no"))):
         times.ended([report], [])
