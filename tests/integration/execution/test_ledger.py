@@ -130,10 +130,15 @@ class Heard(LedgerObserver):
 class Doorbells:
     """Stands where the relay to the broker is."""
 
+    breaks = False  # the next time
+
     def __init__(self) -> None:
         self.rung: list[str] = []
 
     def ring(self, queues: Collection[str]) -> None:
+        if self.breaks:
+            self.breaks = False
+            raise RuntimeError("a bug of the relay")
         self.rung += queues
 
 
@@ -308,6 +313,21 @@ async def test_a_claim_that_the_database_refuses_is_granted_with_the_next(bench:
     bench.jobs.claim = claim  # type: ignore[method-assign]
     assert [claim.job_id for claim in await bench.claim(8)] == ids[:2]
     assert [claim.job_id for claim in await bench.claim(8, is_idle=False)] == ids[2:]
+
+
+async def test_what_was_claimed_in_the_place_of_an_end_that_could_not_be_noted_is_granted_with_the_next(
+    bench: Bench,
+) -> None:
+    """The transaction is committed, and its answer gets lost in this process."""
+    [ended] = await bench.claim_new()
+    ids = bench.submit(3)
+    bench.doorbells.breaks = True
+    outcome, granted = await asyncio.gather(bench.ledger.report(bench.done(ended)), bench.claim(2, is_idle=False))
+    assert outcome.won
+    assert [claim.job_id for claim in granted] == ids[:2]
+    [worker] = bench.jobs.workers()
+    assert worker.running == 2
+    assert (bench.jobs.shared, bench.doorbells.breaks) == (1, False)
 
 
 async def test_what_ended_is_recorded_though_the_claim_in_its_place_finds_no_lease(database: Database) -> None:
