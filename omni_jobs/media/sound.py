@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from omni_jobs.media.media_limits import MediaLimits
 
 BLOCK = 1 << 16
-"""Frames that a block of samples has, but for the last of a file; a frame is a sample of each channel."""
+"""Frames that a block of samples has at most; a frame is a sample of each channel."""
 
 _MIN_RATE = 4_000
 _BY_SNDFILE = frozenset(("wav", "flac", "mp3", "ogg"))
@@ -44,7 +44,7 @@ class Sound:
 
     frames  as its header states them; None where it states none
     least   the fewest that the header promises, 0 where none; a sound that has fewer is cut off
-    blocks  float32 [F, channels], full scale 1, of ``BLOCK`` frames; to be read once
+    blocks  float32 [F, channels], full scale 1, of ``BLOCK`` frames at most; to be read once
     """
 
     media_type: str
