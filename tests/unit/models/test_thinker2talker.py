@@ -154,7 +154,16 @@ def test_a_checkpoint_without_its_parts_is_a_config_error(tiny_checkpoint: Path,
         assert caught.value.file == str(copy / missing)
 
 
-@pytest.mark.parametrize("speakers", [["Chelsie"], {"Chelsie": {}}, {"Chelsie": {"bos_token": None}}, {"Chelsie": []}])
+@pytest.mark.parametrize(
+    "speakers",
+    [
+        ["Chelsie"],
+        {"Chelsie": {}},
+        {"Chelsie": {"bos_token": None}},
+        {"Chelsie": []},
+        {0: {"bos_token": 1}, "Ethan": {"bos_token": 1}},
+    ],
+)
 def test_a_broken_table_of_speakers_is_a_config_error(tiny_checkpoint: Path, tmp_path: Path, speakers: Any) -> None:
     copy = tmp_path / "checkpoint"
     shutil.copytree(tiny_checkpoint, copy)

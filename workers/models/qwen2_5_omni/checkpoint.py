@@ -35,8 +35,8 @@ def read_speakers(checkpoint: Path, voices: Sequence[str]) -> Mapping[str, Mappi
         speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load passes on any error of the unpickler
         raise ConfigError(f"the speakers cannot be read: {error}", file=str(path)) from error
-    if not isinstance(speakers, dict):
-        raise ConfigError("it is not a table of speakers", file=str(path))
+    if not isinstance(speakers, dict) or not all(isinstance(name, str) for name in speakers):
+        raise ConfigError("it is not a table of speakers by their names", file=str(path))
     if missing := [voice for voice in voices if voice not in speakers]:
         known = ", ".join(sorted(speakers))
         raise ConfigError(
