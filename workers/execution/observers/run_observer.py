@@ -27,7 +27,7 @@ class RunResult(NamedTuple):
     """What became of a claimed stage run in this worker.
 
     completed  its completion is recorded
-    failed     its error is recorded
+    failed     an error of the attempt is recorded: its own, or that of a rescuer who took the worker for lost
     released   it was handed back, and nothing is counted against it
     lost       nothing is recorded, because the attempt was over already or the worker is fenced
     """
