@@ -24,16 +24,16 @@ from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, Work
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.report import report
+from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.order.paused_stages import is_paused
 from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
-from omni_jobs.states import JobState, StageRunState
+from omni_jobs.states import StageRunState
 from omni_jobs.views import WorkerView
 
 FREED_AT_ONCE = 500
 """The number of stage runs that one transaction frees; the next may find more."""
 
-_WANTED = (JobState.QUEUED.value, JobState.IN_PROGRESS.value)
 _IS_RUNNING = state_is(StageRunRow.state, StageRunState.RUNNING)
 
 _SERVES = and_(WorkerRow.lease_until > now(), WorkerRow.loading.is_(False))
@@ -53,7 +53,9 @@ _RENEW = (
 _UNWANTED = (
     select(StageRunRow.id)
     .join(JobRow, JobRow.id == StageRunRow.job_id)
-    .where(_IS_RUNNING, StageRunRow.owner == bindparam("worker_id"), JobRow.state.not_in(_WANTED))
+    .where(
+        _IS_RUNNING, StageRunRow.owner == bindparam("worker_id"), JobRow.state.not_in([state.value for state in ACTIVE])
+    )
 )
 
 

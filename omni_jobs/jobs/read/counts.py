@@ -8,20 +8,20 @@ from omni_jobs.jobs.keep.stored_bytes import of_media
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import Counts, StageCount
 
-_ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
-_UNFINISHED = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
+_UNFINISHED_JOBS = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
+_UNFINISHED_RUNS = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
 
 
 # Of each unfinished job the stage runs, found by the job's id: no index of all tenants' stage runs is read.
 _of_tenant = (
     select(JobRow.id)
-    .where(JobRow.tenant == bindparam("tenant"), or_(*(state_is(JobRow.state, state) for state in _ACTIVE)))
+    .where(JobRow.tenant == bindparam("tenant"), or_(*(state_is(JobRow.state, state) for state in _UNFINISHED_JOBS)))
     .subquery()
 )
 _STAGE_RUNS_OF_TENANT = (
     select(StageRunRow.pipeline, StageRunRow.stage, StageRunRow.state, func.count().label("n"))
     .join_from(_of_tenant, StageRunRow, StageRunRow.job_id == _of_tenant.c.id)
-    .where(or_(*(state_seen(StageRunRow.state, state) for state in _UNFINISHED)))
+    .where(or_(*(state_seen(StageRunRow.state, state) for state in _UNFINISHED_RUNS)))
     .group_by(StageRunRow.pipeline, StageRunRow.stage, StageRunRow.state)
     .order_by(StageRunRow.state, StageRunRow.pipeline, StageRunRow.stage)
 )
@@ -49,7 +49,7 @@ def counts(tx: Connection, tenant: str | None = None) -> Counts:
     of_tenant = [] if tenant is None else [JobRow.tenant == tenant]
     jobs = {
         state: tx.execute(select(func.count()).where(state_is(JobRow.state, state), *of_tenant)).scalar_one()
-        for state in _ACTIVE
+        for state in _UNFINISHED_JOBS
     }
     found = _stage_runs(tx) if tenant is None else tx.execute(_STAGE_RUNS_OF_TENANT, {"tenant": tenant}).all()
     stage_runs = [
@@ -61,7 +61,7 @@ def counts(tx: Connection, tenant: str | None = None) -> Counts:
 def _stage_runs(tx: Connection) -> list[AnyRow]:
     """Return the counts of all tenants' unfinished stage runs. The partial index of each state serves its query."""
     rows: list[AnyRow] = []
-    for state in _UNFINISHED:
+    for state in _UNFINISHED_RUNS:
         query = (
             select(StageRunRow.pipeline, StageRunRow.stage, literal(state).label("state"), func.count().label("n"))
             .where(state_is(StageRunRow.state, state))
