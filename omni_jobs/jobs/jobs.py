@@ -22,7 +22,9 @@ from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep.garbage import collected, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
-from omni_jobs.jobs.life import claim, progress, report, retry_job, snapshot, submit
+from omni_jobs.jobs.life import claim, report, retry_job, submit
+from omni_jobs.jobs.life.progress import report_progress
+from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys
 from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
@@ -120,8 +122,8 @@ class Jobs:
 
         return self._db.run(transaction)
 
-    report_progress = _writes(progress.report)
-    record_snapshots = _writes(snapshot.record)
+    report_progress = _writes(report_progress)
+    record_snapshots = _writes(record_snapshots)
 
     def report(self, reports: Sequence[Report]) -> Sequence[Outcome]:
         """Record in one transaction how attempts have ended, and return the outcomes in the same order.
@@ -151,11 +153,11 @@ class Jobs:
 
     # A worker's life.
 
-    slot_holder = _reads(lease.holder)
-    register_worker = _writes(lease.register)
+    slot_holder = _reads(lease.slot_holder)
+    register_worker = _writes(lease.register_worker)
     renew = _writes(lease.renew)
     unwanted = _reads(lease.unwanted)
-    retire_worker = _writes(lease.retire)
+    retire_worker = _writes(lease.retire_worker)
     forgive = _writes(lease.forgive)
 
     # A stage's pause.

@@ -160,7 +160,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """A worker's report that its running attempt has stored a snapshot."""
+    """A snapshot that a worker's running attempt has stored."""
 
     stage_run_id: int
     attempt: int

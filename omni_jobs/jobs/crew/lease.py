@@ -59,7 +59,7 @@ _UNWANTED = (
 )
 
 
-def holder(tx: Connection, slot: str) -> SlotHolder | None:
+def slot_holder(tx: Connection, slot: str) -> SlotHolder | None:
     """Return the worker, live or dead, that is recorded in this slot; None if the slot is free."""
     holder = select(
         WorkerRow.id.label("worker_id"),
@@ -75,7 +75,7 @@ def holder(tx: Connection, slot: str) -> SlotHolder | None:
     return None if row is None else SlotHolder(*row)
 
 
-def register(
+def register_worker(
     tx: Connection,
     worker: NewWorker,
     lease_s: float,
@@ -143,7 +143,7 @@ def unwanted(tx: Connection, worker_id: str) -> list[int]:
     return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
 
 
-def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:
+def retire_worker(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:
     """End a worker's lease, queue the stage runs that it still holds, and return the queues to ring.
 
     Also a worker without a lease may call it. A fenced worker passes the error that says so as ``fenced``. This is
@@ -159,9 +159,9 @@ def retire(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> s
 def forgive(tx: Connection, worker_id: str) -> None:
     """Recount the ``worker_lost`` failures of a fenced worker's stage runs as ``fenced``, because it lives.
 
-    The worker calls it after ``retire``. It also holds for stage runs that the worker never knew of, because the answer
-    to their claim was lost. A stage run without ``fenced`` retries left keeps ``worker_lost``, because it may be what
-    keeps its workers from renewing. So does one that has failed, because its job's error quotes it.
+    The worker calls it after ``retire_worker``. It also holds for stage runs that the worker never knew of, because the
+    answer to their claim was lost. A stage run without ``fenced`` retries left keeps ``worker_lost``, because it may be
+    what keeps its workers from renewing. So does one that has failed, because its job's error quotes it.
     """
     at_worker = select(AttemptErrorRow.stage_run_id).where(AttemptErrorRow.worker == worker_id)
     of_runs = select(StageRunRow.job_id).where(StageRunRow.id.in_(at_worker))

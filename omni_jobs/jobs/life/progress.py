@@ -25,7 +25,7 @@ _SET_IF_RUNNING = (
 )
 
 
-def report(tx: Connection, reports: Sequence[ProgressReport]) -> None:
+def report_progress(tx: Connection, reports: Sequence[ProgressReport]) -> None:
     """Record these progress reports. Drop those of attempts that no longer run or whose rows are locked."""
     if reports:
         tx.execute(

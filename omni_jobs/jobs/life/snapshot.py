@@ -20,7 +20,7 @@ from omni_jobs.jobs.values import NewSnapshot, StoredSnapshot
 from omni_jobs.states import StageRunState
 
 
-def record(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
+def record_snapshots(tx: Connection, snapshots: Sequence[NewSnapshot]) -> list[bool]:
     """Record stored snapshots of running attempts. Those of one stage run come oldest first.
 
     The last of a stage run and the one before it are kept, and older ones become garbage. Return in the same order
