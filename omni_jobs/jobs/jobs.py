@@ -178,7 +178,7 @@ class Jobs:
         The rescuer calls it with every round, one transaction a stage. Several processes may call it at once.
         """
         for line in self._db.read(calibrate.lines):
-            self._db.run(partial(calibrate.calibrate, each=line))
+            self._db.run(partial(calibrate.calibrate, line=line))
 
     # Retention.
 

@@ -15,8 +15,9 @@ from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.tables import CalibrationRow, EstimateRow, StageRunRow, WorkerRow
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.order.paused_stages import is_paused
-from omni_jobs.jobs.read import estimates, line
+from omni_jobs.jobs.read import estimates
 from omni_jobs.jobs.read.estimates import FIRST_FACTORS, RECENT, Interval, Tails
+from omni_jobs.jobs.read.line import expected_wait, factors_of, length, pace, place, standing_at
 from omni_jobs.states import StageRunState
 from omni_jobs.views import CalibrationView
 
@@ -39,42 +40,43 @@ def lines(tx: Connection) -> list[StageId]:
         WorkerRow.lease_until > now(), WorkerRow.loading.is_(False)
     )
     serving = [StageId(PipelineId(name, digest), stage) for name, stage, digest in tx.execute(served.distinct())]
-    found = {each for each in serving if line.length(tx, each)}
-    stages = {(each.pipeline.name, each.stage) for each in found}
+    found = {line for line in serving if length(tx, line)}
+    stages = {(line.pipeline.name, line.stage) for line in found}
     waiting = tx.execute(select(EstimateRow.pipeline, EstimateRow.stage).where(_OPEN).distinct())
+    # "": no file, because nothing waits there now
     return sorted(
         [*found, *(StageId(PipelineId(name, ""), stage) for name, stage in waiting if (name, stage) not in stages)]
     )
 
 
-def calibrate(tx: Connection, each: StageId) -> None:
+def calibrate(tx: Connection, line: StageId) -> None:
     """Note which waits of a line's stage have ended, adapt its factors, and make estimates for a few that wait.
 
     Do nothing while another process does it.
     """
-    stage: dict[str, Any] = {"pipeline": each.pipeline.name, "stage": each.stage}
+    stage: dict[str, Any] = {"pipeline": line.pipeline.name, "stage": line.stage}
     first = {"low_factor": FIRST_FACTORS.low, "high_factor": FIRST_FACTORS.high}
     tails = {"low_tail": Tails().low, "high_tail": Tails().high}
     insert_unless_there(tx, CalibrationRow, **stage, **first, **tails)
-    is_stage = (CalibrationRow.pipeline == each.pipeline.name, CalibrationRow.stage == each.stage)
+    is_stage = (CalibrationRow.pipeline == line.pipeline.name, CalibrationRow.stage == line.stage)
     mine = tx.execute(
         select(CalibrationRow.low_tail, CalibrationRow.high_tail).where(*is_stage).with_for_update(skip_locked=True)
     ).one_or_none()
     if mine is None:
         return
-    if is_paused(tx, each):  # its waits depend on who paused it alone
-        tx.execute(delete(EstimateRow).where(*_is_of(each), _OPEN))
+    if is_paused(tx, line):  # its waits depend on who paused it alone
+        tx.execute(delete(EstimateRow).where(*_is_of(line), _OPEN))
         return
-    adapted = _settle(tx, each, Tails(*mine))
-    factors = estimates.factors(_ratios(tx, each), adapted)
+    adapted = _settle(tx, line, Tails(*mine))
+    factors = estimates.factors(_ratios(tx, line), adapted)
     tx.execute(
         update(CalibrationRow)
         .where(*is_stage)
         .values(low_factor=factors.low, high_factor=factors.high, low_tail=adapted.low, high_tail=adapted.high)
     )
-    if count := line.length(tx, each):
-        _sample(tx, each, count)
-    _prune(tx, each)
+    if count := length(tx, line):
+        _sample(tx, line, count)
+    _prune(tx, line)
 
 
 def calibrations(tx: Connection) -> list[CalibrationView]:
@@ -102,13 +104,13 @@ def calibrations(tx: Connection) -> list[CalibrationView]:
     ]
 
 
-def _settle(tx: Connection, each: StageId, tails: Tails) -> Tails:
+def _settle(tx: Connection, line: StageId, tails: Tails) -> Tails:
     """Note the waits that have ended, drop those that never will by a claim, and return the tails after them."""
     columns = (EstimateRow.id, EstimateRow.at, EstimateRow.low_s, EstimateRow.high_s)
     waiting = select(*columns, StageRunRow.state, StageRunRow.started_at)
     waiting = waiting.join_from(EstimateRow, StageRunRow, StageRunRow.id == EstimateRow.stage_run_id, isouter=True)
     never = []
-    for row in tx.execute(_of(waiting, each).where(_OPEN).order_by(EstimateRow.id)).all():
+    for row in tx.execute(_of(waiting, line).where(_OPEN).order_by(EstimateRow.id)).all():
         if row.started_at is not None and row.started_at >= row.at:
             waited_s = row.started_at - row.at
             tx.execute(update(EstimateRow).where(EstimateRow.id == row.id).values(waited_s=waited_s))
@@ -120,34 +122,34 @@ def _settle(tx: Connection, each: StageId, tails: Tails) -> Tails:
     return tails
 
 
-def _ratios(tx: Connection, each: StageId) -> list[float]:
+def _ratios(tx: Connection, line: StageId) -> list[float]:
     """Return the ratios of the stage's newest estimates; a wait that is longer than was told counts as far as it is."""
     elapsed = now() - EstimateRow.at
-    newest = _of(select(EstimateRow.point_s, func.coalesce(EstimateRow.waited_s, elapsed).label("waited_s")), each)
+    newest = _of(select(EstimateRow.point_s, func.coalesce(EstimateRow.waited_s, elapsed).label("waited_s")), line)
     newest = newest.where(EstimateRow.waited_s.is_not(None) | (elapsed > EstimateRow.high_s))
     rows = tx.execute(newest.order_by(EstimateRow.id.desc()).limit(RECENT))
     return [estimates.ratio(row.waited_s, row.point_s) for row in rows]
 
 
-def _sample(tx: Connection, each: StageId, count: int) -> None:
+def _sample(tx: Connection, line: StageId, count: int) -> None:
     """Keep the estimates of the line's last stage run and of one to five random ones, more of a long line.
 
     The more estimates of the stage are kept whose wait has not ended, the less often any are added.
     """
-    waiting = tx.execute(_of(select(func.count()), each).where(_OPEN)).scalar_one()
+    waiting = tx.execute(_of(select(func.count()), line).where(_OPEN)).scalar_one()
     if random.random() < waiting / _OPEN_AT_MOST:  # noqa: S311
         return
-    pace, factors = line.pace(tx, each), line.factors_of(tx, each)
+    pace_now, factors = pace(tx, line), factors_of(tx, line)
     numbers = random.choices(range(count), k=1 + min(count // 8, _SAMPLED_AT_MOST))  # noqa: S311
-    for standing in line.standing_at(tx, each, numbers):
-        wait = line.expected_wait(line.place(tx, each, standing), pace, factors, standing.is_high)
+    for standing in standing_at(tx, line, numbers):
+        wait = expected_wait(place(tx, line, standing), pace_now, factors, standing.is_high)
         if wait is not None and wait.point_s:
             insert_unless_there(
                 tx,
                 EstimateRow,
                 stage_run_id=standing.stage_run_id,
-                pipeline=each.pipeline.name,
-                stage=each.stage,
+                pipeline=line.pipeline.name,
+                stage=line.stage,
                 at=now(),
                 point_s=wait.point_s,
                 low_s=wait.told.low_s,
@@ -155,16 +157,16 @@ def _sample(tx: Connection, each: StageId, count: int) -> None:
             )
 
 
-def _prune(tx: Connection, each: StageId) -> None:
+def _prune(tx: Connection, line: StageId) -> None:
     """Delete the stage's estimates but the newest KEPT."""
-    last = _of(select(EstimateRow.id), each).order_by(EstimateRow.id.desc()).offset(KEPT).limit(1)
-    tx.execute(delete(EstimateRow).where(*_is_of(each), EstimateRow.id <= last.scalar_subquery()))
+    last = _of(select(EstimateRow.id), line).order_by(EstimateRow.id.desc()).offset(KEPT).limit(1)
+    tx.execute(delete(EstimateRow).where(*_is_of(line), EstimateRow.id <= last.scalar_subquery()))
 
 
-def _is_of(each: StageId) -> tuple[Any, Any]:
-    return EstimateRow.pipeline == each.pipeline.name, EstimateRow.stage == each.stage
+def _is_of(line: StageId) -> tuple[Any, Any]:
+    return EstimateRow.pipeline == line.pipeline.name, EstimateRow.stage == line.stage
 
 
-def _of(query: Any, each: StageId) -> Any:
+def _of(query: Any, line: StageId) -> Any:
     """Return the query, of estimates of the line's stage alone."""
-    return query.where(*_is_of(each))
+    return query.where(*_is_of(line))
