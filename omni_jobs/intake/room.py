@@ -75,7 +75,7 @@ class Room:
             jobs.backlog,
             per_pipeline=settings.max_queued_jobs,
             per_tenant=settings.max_queued_jobs_per_tenant,
-            running=jobs.running,
+            running=jobs.jobs_in_progress,
         )
         self._media = ByteRoom(jobs.media_bytes, _too_much_media)
         self._stored = ByteRoom(jobs.stored_bytes, _too_much_stored)

@@ -29,7 +29,7 @@ from omni_jobs.jobs.life.submit import known_keys
 from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
 from omni_jobs.jobs.read.calibrate import calibrations
-from omni_jobs.jobs.read.counts import counts, media_bytes, queued_jobs, running_jobs
+from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, queued_jobs
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
@@ -198,7 +198,7 @@ class Jobs:
     artifact = _reads(job_view.artifact)
     counts = _reads(counts)
     backlog = _reads(queued_jobs)
-    running = _reads(running_jobs)
+    jobs_in_progress = _reads(jobs_in_progress)
     media_bytes = _reads(media_bytes)
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)

@@ -82,8 +82,11 @@ def queued_jobs(tx: Connection) -> dict[tuple[str, str], int]:
     return {(row.pipeline, row.tenant): row.n for row in rows}
 
 
-def running_jobs(tx: Connection) -> dict[str, int]:
-    """Return the number of jobs in progress by tenant; tenants without any are left out."""
+def jobs_in_progress(tx: Connection) -> dict[str, int]:
+    """Return the number of jobs in progress by tenant; tenants without any are left out.
+
+    The limit ``running_jobs`` counts more (``omni_jobs.jobs.order.quota``): also the jobs that were let in and wait.
+    """
     rows = tx.execute(
         select(JobRow.tenant, func.count().label("n"))
         .where(state_is(JobRow.state, JobState.IN_PROGRESS))
