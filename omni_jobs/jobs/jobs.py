@@ -19,7 +19,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.rescue import DatabasePresence
-from omni_jobs.jobs.keep.garbage import collected, garbage, orphans
+from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
@@ -185,7 +185,7 @@ class Jobs:
     prune = _writes(prune)
     hasten = _writes(hasten)
     garbage = _reads(garbage)
-    collected = _writes(collected)
+    forget_garbage = _writes(forget_garbage)
     orphans = _reads(orphans)
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.

@@ -129,7 +129,7 @@ class Pruner(Rounds):
         total = last = 0
         while not self._stopped.is_set() and (garbage := self._jobs.garbage(_NOTES_AT_ONCE, after=last)):
             deleted, count = self._delete_garbage(garbage)
-            self._jobs.collected(deleted)
+            self._jobs.forget_garbage(deleted)
             total += count
             last = garbage[-1].id
         return total

@@ -24,14 +24,14 @@ _KEY = re.compile(
 def garbage(tx: Connection, at_most: int = 500, after: int = 0) -> list[Garbage]:
     """Return up to ``at_most`` notes of objects to delete, the oldest first, those with an id above ``after``.
 
-    Call ``collected`` after deleting the objects.
+    Call ``forget_garbage`` after deleting the objects.
     """
     notes = select(GarbageRow.id, GarbageRow.what).where(GarbageRow.id > after)
     rows = tx.execute(notes.order_by(GarbageRow.id).limit(at_most))
     return [Garbage(row.id, row.what) for row in rows]
 
 
-def collected(tx: Connection, ids: Collection[int]) -> None:
+def forget_garbage(tx: Connection, ids: Collection[int]) -> None:
     """Remove the garbage notes with these ids. Call it once their objects are deleted."""
     if ids:
         tx.execute(delete(GarbageRow).where(GarbageRow.id.in_(sorted(ids))))

@@ -239,7 +239,7 @@ def test_what_it_had_made_is_replaced(jobs: Jobs) -> None:
     assert prefix.what == f"{job_prefix(job.job_id)}payloads/"
     with pytest.raises(Conflict, match="being cleaned up"):
         jobs.retry(job.job_id, "only")
-    jobs.collected([prefix.id])
+    jobs.forget_garbage([prefix.id])
     assert jobs.garbage() == [found]  # the key of an old attempt, which no new one has
     assert jobs.retry(job.job_id, "only") == {"echo.only"}
 
@@ -307,7 +307,7 @@ def test_a_payload_goes_with_its_last_reader(jobs: Jobs) -> None:
     assert [found.what for found in jobs.garbage()] == [key]
     (d,) = claim(jobs, "d")
     fail(jobs, failed(d, "d", ModelError("no")))
-    jobs.collected([found.id for found in jobs.garbage()])
+    jobs.forget_garbage([found.id for found in jobs.garbage()])
     with pytest.raises(Conflict, match="retry from stage a"):
         jobs.retry(job.job_id, "b")
     assert jobs.retry(job.job_id) == {"echo.d"}
@@ -356,13 +356,13 @@ def finished_job(jobs: Jobs, *, fails: bool = False) -> str:
         fail(jobs, failed(claimed, "second", ModelError("no")))
     else:
         jobs.report([done(claimed, "second")])
-    jobs.collected([found.id for found in jobs.garbage()])
+    jobs.forget_garbage([found.id for found in jobs.garbage()])
     return job.job_id
 
 
 def collect(jobs: Jobs) -> list[str]:
     found = jobs.garbage()
-    jobs.collected([each.id for each in found])
+    jobs.forget_garbage([each.id for each in found])
     return [each.what for each in found]
 
 

@@ -95,7 +95,7 @@ class Life:
                     kinds = ("payloads_s", "inputs_s", "artifacts_s", "jobs_s")
                     self.jobs.prune(Retention(**{**vars_of(KEEP_ALL), kinds[size % 4]: 0.0}))
                 case "collect":
-                    self.jobs.collected([note.id for note in self.jobs.garbage(1000)])
+                    self.jobs.forget_garbage([note.id for note in self.jobs.garbage(1000)])
         except OmniJobsError:
             pass  # the state forbids it
 

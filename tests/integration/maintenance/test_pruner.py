@@ -313,7 +313,7 @@ KILLED = """
 
     jobs = Jobs(Database(read_settings().resolved_database_url))
     store = open_store(read_settings())
-    for name in ("prune", "garbage", "collected", "orphans"):
+    for name in ("prune", "garbage", "forget_garbage", "orphans"):
         mortal(jobs, name)
     mortal(store, "delete")
     Pruner(jobs, store, read_settings()).once()
