@@ -29,7 +29,7 @@ _PARTS: Final = 16
 ADD_STORED_BYTES = _sql.bulk("add_stored_bytes", "tenant part bytes")
 
 
-def rows_of(changes: Mapping[str, int]) -> list[tuple[str, int, int]]:
+def rows_to_add(changes: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """Return the rows of ADD_STORED_BYTES for these changes in bytes, by tenant."""
     part = os.getpid() % _PARTS
     return [(tenant, part, change) for tenant, change in sorted(changes.items()) if change]
@@ -37,7 +37,7 @@ def rows_of(changes: Mapping[str, int]) -> list[tuple[str, int, int]]:
 
 def add(tx: Connection, changes: Mapping[str, int]) -> None:
     """Add ``changes``, in bytes, to what each tenant keeps. Call it at the transaction's end."""
-    ADD_STORED_BYTES.run(tx, rows_of(changes))
+    ADD_STORED_BYTES.run(tx, rows_to_add(changes))
 
 
 def of_media(media: Sequence[Mapping[str, Any]]) -> int:
@@ -45,8 +45,8 @@ def of_media(media: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(medium["size"]) for medium in media)
 
 
-def of_rows(stages: int) -> int:
-    """Return the bytes of the rows of a job that runs ``stages`` stages, without their contents."""
+def of_empty_job(stages: int) -> int:
+    """Return the bytes that a job of ``stages`` stages takes beside its contents."""
     return JOB_ROW + stages * STAGE_RUN_ROW
 
 
@@ -67,6 +67,6 @@ def change(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int
 
 
 def of_tenant(tx: Connection, tenant: str) -> int:
-    """Return what a tenant keeps stored."""
+    """Return how many bytes a tenant keeps stored."""
     [(stored,)] = _sql["stored_bytes_of_tenant"].rows(tx, {"tenant": tenant})
     return int(stored)

@@ -81,7 +81,7 @@ def rows_of(job: NewJob) -> JobRows:
     )
     stages = tuple(stage.name for stage in job.stages)
     wish = Wish(job.pipeline, job.tenant, job.priority, stages, job.cost)
-    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media) + stored_bytes.of_rows(len(stages))
+    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media) + stored_bytes.of_empty_job(len(stages))
     return JobRows(job, values, _stage_run_values(job), wish, stored)
 
 

@@ -300,7 +300,7 @@ class JobTransition:
         for run in unneeded:
             self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0
         if not self._quota_tenants:  # jobs that end let in others, and tenants' rows are locked before stored bytes
-            rows[stored_bytes.ADD_STORED_BYTES] += stored_bytes.rows_of(self._stored_bytes)
+            rows[stored_bytes.ADD_STORED_BYTES] += stored_bytes.rows_to_add(self._stored_bytes)
         run_all(self._tx, list(rows.items()), exact=len(_ENDS))
 
     def _end_quota(self) -> None:
