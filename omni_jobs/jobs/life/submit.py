@@ -161,9 +161,14 @@ def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> t
 
 
 def _first_queues(job: NewJob) -> set[str]:
-    """Return the queues of the job's stages that take no other stage's payload."""
-    names = {stage.name for stage in job.stages}
-    return {queue_of(stage.queue, job.priority) for stage in job.stages if names.isdisjoint(stage.inputs)}
+    """Return the queues of the job's first stages, which take no other stage's payload."""
+    return {queue_of(stage.queue, job.priority) for stage in job.stages if not _inputs(job, stage)}
+
+
+def _inputs(job: NewJob, stage: NewStage) -> list[str]:
+    """Return those of a stage's inputs that are stages of the job."""
+    names = {each.name for each in job.stages}
+    return [earlier for earlier in stage.inputs if earlier in names]
 
 
 def _known_jobs(tx: Connection, jobs: Sequence[JobRows]) -> Sequence[Row[*tuple[Any, ...]]]:
@@ -205,7 +210,6 @@ def as_written(job: NewJob, at: float) -> JobView:
     ``at`` is the ``SubmitResult.created_at`` of its submit: seconds since 1970 by the database's clock.
     """
     created_at = as_datetime(at)
-    names = {stage.name for stage in job.stages}
     deadline = _deadline(job, at)
     return JobView(
         id=job.job_id,
@@ -216,7 +220,7 @@ def as_written(job: NewJob, at: float) -> JobView:
         started_at=None,
         finished_at=None,
         modalities=list(job.modalities),
-        stages=[_stage_as_written(each, created_at if names.isdisjoint(each.inputs) else None) for each in job.stages],
+        stages=[_stage_as_written(stage, None if _inputs(job, stage) else created_at) for stage in job.stages],
         result=None,
         artifacts=[],
         error=None,
@@ -250,11 +254,10 @@ def _deadline(job: NewJob, at: float) -> float | None:
 
 
 def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
-    names = {stage.name for stage in job.stages}
     consumed = {earlier for stage in job.stages for earlier in stage.inputs}
     stage_runs = []
     for position, stage in enumerate(job.stages):
-        inputs = [earlier for earlier in stage.inputs if earlier in names]
+        inputs = _inputs(job, stage)
         stage_run = (
             job.job_id,
             position,
