@@ -56,7 +56,10 @@ class Settings(BaseSettings):
     storage_url: str | None = None  # file:///directory or s3://bucket/prefix. None: data_dir/objects.
     storage_sync: bool = True  # A put to a local directory returns once the object survives a power loss.
     s3_endpoint_url: str | None = None  # None: AWS.
+    s3_public_endpoint_url: str | None = None  # Where clients reach it, for download_url_s. None: at s3_endpoint_url.
     s3_region: str = "us-east-1"
+    # How long the presigned URLs of S3 live to which the API redirects downloads. None: it sends artifacts itself.
+    download_url_s: Annotated[int, Field(ge=1, le=3600)] | None = None
     stage_configs: Path = Path("stage_configs")
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
     # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint.

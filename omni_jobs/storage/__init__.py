@@ -31,7 +31,7 @@ __all__ = [
 def open_store(settings: Settings) -> ObjectStore:
     """Return the object store that the setting ``storage_url`` names: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    Raises ConfigError for any other URL, or a wrong ``s3_endpoint_url``. A store that cannot be reached raises nothing
+    Raises ConfigError for any other URL, or a wrong one of an S3 service. A store that cannot be reached raises nothing
     here, only when used.
     """
     try:
@@ -56,6 +56,8 @@ def open_store(settings: Settings) -> ObjectStore:
             url.netloc,
             prefix=unquote(url.path).strip("/"),
             endpoint_url=settings.s3_endpoint_url,
+            public_endpoint_url=settings.s3_public_endpoint_url,
+            download_url_s=settings.download_url_s,
             region=settings.s3_region,
         )
     raise ConfigError(f"{url.scheme[:20] or 'no scheme'}: neither file nor s3", field="storage_url")

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128
 
-from omni_jobs.errors import ObjectMissing, StorageError, StorageUnavailable
+from omni_jobs.errors import ObjectCorrupt, ObjectMissing, StorageError, StorageUnavailable
 from omni_jobs.files import (
     byte_views,
     map_file,
@@ -99,15 +99,31 @@ class LocalObjectStore(ObjectStore):
         self._check_digest(ref, xxh3_128(data))
         return data
 
-    def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
+    def open_stream(self, ref: ObjectRef) -> Generator[bytes]:
         file = self._open(ref)
 
-        def pieces() -> Iterator[bytes]:
+        def pieces() -> Generator[bytes]:
             with file, translate_os_errors("reading the object", ref.key):
                 while piece := file.read(STREAM_BYTES):
                     yield piece
 
         return self._checked_stream(ref, pieces())
+
+    def open_range(self, ref: ObjectRef, start: int, stop: int) -> Generator[bytes]:
+        self._check_range(ref, start, stop)
+        file = self._open(ref)
+
+        def pieces() -> Generator[bytes]:
+            with file, translate_os_errors("reading the object", ref.key):
+                at = file.seek(start)
+                while at < stop:
+                    piece = file.read(min(STREAM_BYTES, stop - at))
+                    if not piece:
+                        raise ObjectCorrupt(f"it ends at byte {at} of {ref.size}", key=ref.key)
+                    at += len(piece)
+                    yield piece
+
+        return pieces()
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -6,7 +6,7 @@ One contract suite runs on every implementation: tests/integration/storage/test_
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 from xxhash import xxh3_128
 
-from omni_jobs.errors import ObjectCorrupt, PayloadTooLarge
+from omni_jobs.errors import ObjectCorrupt, PayloadTooLarge, StorageError
 from omni_jobs.storage.keys import KEY_PATTERN, MAX_KEY_LENGTH
 
 if TYPE_CHECKING:
@@ -75,13 +75,34 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
+    def open_stream(self, ref: ObjectRef) -> Generator[bytes]:
         """Return the bytes of an object in pieces of at most 1 MiB, for a download.
 
         Raises ObjectMissing and ObjectCorrupt (a wrong size) at once. For a wrong digest the iterator raises
         ObjectCorrupt in place of the last piece, so that the download breaks off. The call and the iterator may raise
         StorageUnavailable.
         """
+
+    @abstractmethod
+    def open_range(self, ref: ObjectRef, start: int, stop: int) -> Generator[bytes]:
+        """Return the bytes of an object from ``start`` up to ``stop``, in pieces of at most 1 MiB, and read no others.
+
+        A range is verified by sizes alone, the object's and its own, because the digest in the ref is that of the
+        whole: bytes that were damaged within an object of the right size are not found.
+
+        Raises ObjectMissing and ObjectCorrupt (a wrong size) at once, and StorageError unless
+        0 <= ``start`` < ``stop`` <= ``ref.size``. If bytes are missing, the iterator raises ObjectCorrupt or
+        StorageUnavailable; the call may raise that too.
+        """
+
+    def download_url(self, ref: ObjectRef, *, media_type: str, disposition: str, head_only: bool = False) -> str | None:
+        """Return a URL by which whoever has it gets the object for a short time; None if the store gives none.
+
+        The answer has this ``Content-Type`` and ``Content-Disposition``. With ``head_only`` the URL is for HEAD, else
+        for GET. Whether the object is there is not checked. The URL is a secret: it belongs in no log.
+        Raises StorageUnavailable.
+        """
+        return None
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
@@ -122,12 +143,17 @@ class ObjectStore(ABC):
             raise ObjectCorrupt(f"{size} bytes, not {ref.size}", key=ref.key)
 
     @staticmethod
+    def _check_range(ref: ObjectRef, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= ref.size:
+            raise StorageError(f"{start} to {stop} is no range of {ref.size} bytes", field="range", key=ref.key)
+
+    @staticmethod
     def _check_digest(ref: ObjectRef, digest: xxh3_128) -> None:
         if digest_text(digest) != ref.digest:
             raise ObjectCorrupt(f"the digest is {digest_text(digest)}, not {ref.digest}", key=ref.key)
 
     @classmethod
-    def _checked_stream(cls, ref: ObjectRef, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def _checked_stream(cls, ref: ObjectRef, pieces: Iterator[bytes]) -> Generator[bytes]:
         """Yield the pieces of an object, each one late, so that the last goes out only if the digest is right."""
         digest = xxh3_128()
         size = 0

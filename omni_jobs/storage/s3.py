@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, islice
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -64,19 +64,26 @@ class S3ObjectStore(ObjectStore):
     """The object store in one bucket of an S3 service, below a prefix.
 
     ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
-    for each MB, and ``check`` has 4 s. Raises ConfigError for a bucket, prefix or endpoint that is not valid.
+    for each MB, and ``check`` has 4 s. ``download_url_s``: how many seconds a ``download_url`` lives; None: there is
+    none. ``public_endpoint_url``: where clients reach the service, if not at ``endpoint_url``. Raises ConfigError for
+    a bucket, prefix or endpoint that is not valid.
     """
 
     def __init__(
-        self, bucket: str, *, prefix: str = "", endpoint_url: str | None = None, region: str, call_s: float = _CALL_S
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        public_endpoint_url: str | None = None,
+        region: str,
+        call_s: float = _CALL_S,
+        download_url_s: int | None = None,
     ) -> None:
         if not _BUCKET.match(bucket):
             raise ConfigError(f"{bucket[:80]!a} is not a bucket's name: s3://bucket/prefix", field="storage_url")
-        if endpoint_url is not None:
-            try:
-                check_base_url(endpoint_url)
-            except ValueError as error:
-                raise ConfigError(f"{error}; boto3 has its own chain of keys", field="s3_endpoint_url") from None
+        _check_endpoint(endpoint_url, "s3_endpoint_url")
+        _check_endpoint(public_endpoint_url, "s3_public_endpoint_url")
         try:
             self._prefix = f"{check_prefix(prefix).rstrip('/')}/" if prefix else ""
         except StorageError as error:
@@ -97,10 +104,12 @@ class S3ObjectStore(ObjectStore):
             tcp_keepalive=True,
             s3={"payload_signing_enabled": False, "addressing_style": "path" if endpoint_url else "auto"},
         )
-        try:
-            self._client = self._connect(self._config)
-        except (ValueError, BotoCoreError) as error:
-            raise ConfigError("is not a URL of an S3 service", field="s3_endpoint_url") from error
+        self._download_url_s = download_url_s
+        self._client = self._connect(self._config)
+        self._public_client = self._client
+        if download_url_s is not None and public_endpoint_url is not None:
+            path_style = self._config.merge(Config(s3={"addressing_style": "path"}))
+            self._public_client = self._connect(path_style, public_endpoint_url, "s3_public_endpoint_url")
 
     def put(self, key: str, buffers: Sequence[Buffer], *, media_type: str = "application/octet-stream") -> ObjectRef:
         views = byte_views(buffers)
@@ -131,12 +140,33 @@ class S3ObjectStore(ObjectStore):
                         if not tries_left:
                             raise
 
-    def open_stream(self, ref: ObjectRef) -> Iterator[bytes]:
+    def open_stream(self, ref: ObjectRef) -> Generator[bytes]:
+        return self._checked_stream(ref, self._pieces(ref, self._get))
+
+    def open_range(self, ref: ObjectRef, start: int, stop: int) -> Generator[bytes]:
+        self._check_range(ref, start, stop)
+        return self._pieces(ref, partial(self._get_range, start=start, stop=stop))
+
+    def download_url(self, ref: ObjectRef, *, media_type: str, disposition: str, head_only: bool = False) -> str | None:
+        if self._download_url_s is None:
+            return None
+        asked = {
+            "Bucket": self._bucket,
+            "Key": self._bucket_key(ref.key),
+            "ResponseContentType": media_type,
+            "ResponseContentDisposition": disposition,
+        }
+        operation = "head_object" if head_only else "get_object"
+        with self._call("signing a URL", ref.key):  # which may ask for credentials
+            return self._public_client.generate_presigned_url(operation, asked, ExpiresIn=self._download_url_s)
+
+    def _pieces(self, ref: ObjectRef, get: Callable[[ObjectRef], StreamingBody]) -> Generator[bytes]:
+        """Return the pieces of the body that ``get`` opens, which this call does."""
         limit = self._limit(STREAM_BYTES)
         with self._call("reading the object", ref.key, limit):
-            body = self._get(ref)
+            body = get(ref)
 
-        def pieces() -> Iterator[bytes]:
+        def pieces() -> Generator[bytes]:
             with closing(body):
                 while True:
                     # The same limit again, because it knows the connection.
@@ -146,7 +176,7 @@ class S3ObjectStore(ObjectStore):
                         return
                     yield piece
 
-        return self._checked_stream(ref, pieces())
+        return pieces()
 
     def delete(self, keys: Iterable[str]) -> None:
         remaining = iter(keys)
@@ -196,8 +226,13 @@ class S3ObjectStore(ObjectStore):
                 Bucket=self._bucket, Key=f"{self._prefix}{_WRITE_CHECK}", Body=b"omni-jobs"
             )
 
-    def _connect(self, config: Config) -> S3Client:
-        client = self._session.client("s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config)
+    def _connect(self, config: Config, endpoint_url: str | None = None, field: str = "s3_endpoint_url") -> S3Client:
+        """Return a client, by default one of this store's endpoint. Raises ConfigError naming ``field``."""
+        url = endpoint_url or self._endpoint_url
+        try:
+            client = self._session.client("s3", endpoint_url=url, region_name=self._region, config=config)
+        except (ValueError, BotoCoreError) as error:
+            raise ConfigError("is not a URL of an S3 service", field=field) from error
         install_hooks(client)
         return client
 
@@ -219,6 +254,29 @@ class S3ObjectStore(ObjectStore):
         body = answer["Body"]
         try:
             self._check_size(ref, answer["ContentLength"])
+        except BaseException:
+            body.close()
+            raise
+        return body
+
+    def _get_range(self, ref: ObjectRef, start: int, stop: int) -> StreamingBody:
+        """Return the open body of a part of an object. Raises ObjectCorrupt for a wrong size of the whole."""
+        try:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._bucket_key(ref.key), Range=f"bytes={start}-{stop - 1}"
+            )
+        except ClientError as error:
+            if _code(error) == "InvalidRange":
+                raise ObjectCorrupt(f"fewer than {start + 1} bytes, not {ref.size}", key=ref.key) from error
+            raise
+        body = answer["Body"]
+        try:
+            sent = answer.get("ContentRange", "")
+            if sent != f"bytes {start}-{stop - 1}/{ref.size}":
+                self._check_size(
+                    ref, int(size) if (size := sent.rpartition("/")[2]).isdecimal() else answer["ContentLength"]
+                )
+                raise StorageUnavailable("reading the object failed: S3 sent another range", key=ref.key)
         except BaseException:
             body.close()
             raise
@@ -250,6 +308,15 @@ class S3ObjectStore(ObjectStore):
             reason = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
             where = f"the endpoint is {endpoint}"
             raise StorageUnavailable(f"{action} failed: {reason}", key=key, because=where) from error
+
+
+def _check_endpoint(url: str | None, field: str) -> None:
+    """Raise ConfigError, naming the setting, for a URL of no server."""
+    try:
+        if url is not None:
+            check_base_url(url)
+    except ValueError as error:
+        raise ConfigError(f"{error}; boto3 has its own chain of keys", field=field) from None
 
 
 def _code(error: ClientError) -> str:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import boto3
+import httpx2
 import pytest
 import xxhash
 
@@ -37,6 +38,7 @@ from omni_jobs.storage import (
     payload_key,
 )
 from omni_jobs.storage.keys import MAX_KEY_LENGTH
+from tests.services.fault_proxy import FaultProxy
 from tests.services.seaweedfs import SeaweedFS
 
 KEY = payload_key("job-1", "thinker", 1)
@@ -93,6 +95,33 @@ class TestContract:
         assert not raised.value.retryable
         with pytest.raises(ObjectMissing):
             object_store.open_stream(ref)
+        with pytest.raises(ObjectMissing):
+            object_store.open_range(ref, 3, 5)
+
+    @pytest.mark.parametrize(
+        ("start", "stop"), [(0, 1), (5, 2 * MIB + 9), (3 * MIB - 1, 3 * MIB), (0, 3 * MIB), (MIB, 2 * MIB)]
+    )
+    def test_a_range_has_its_bytes_and_no_others(self, object_store: ObjectStore, start: int, stop: int) -> None:
+        data = os.urandom(3 * MIB)
+        pieces = list(object_store.open_range(object_store.put(KEY, [data]), start, stop))
+        assert b"".join(pieces) == data[start:stop]
+        assert max(map(len, pieces)) <= MIB
+
+    @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 3), (4, 3), (0, 6), (5, 6), (0, 0)])
+    def test_what_is_no_range_is_refused(self, object_store: ObjectStore, start: int, stop: int) -> None:
+        ref = object_store.put(KEY, [b"12345"])
+        with pytest.raises(StorageError, match="no range of 5 bytes") as raised:
+            object_store.open_range(ref, start, stop)
+        assert (raised.value.code, raised.value.retryable) == ("storage_error", False)
+
+    @pytest.mark.parametrize("other", [b"0123456789" * 999, b"0123456789" * 1001, b""])
+    def test_a_range_of_an_object_of_another_size(self, object_store: ObjectStore, other: bytes) -> None:
+        ref = object_store.put(KEY, [b"0123456789" * 1000])
+        damaged(object_store, ref, other)
+        for start, stop in ((0, 1), (5000, 10_000), (9_995, 9_999)):
+            with pytest.raises(ObjectCorrupt) as raised:
+                object_store.open_range(ref, start, stop)
+            assert raised.value.key == KEY
 
     def test_a_directory_is_not_an_object(self, object_store: ObjectStore) -> None:
         object_store.put("jobs/job-1/inputs/0", [b"x"])
@@ -280,10 +309,12 @@ def test_urls_that_are_refused(tmp_path: Path, url: str) -> None:
         *("http://[::1", "http://[::1]80", "http://[secret]:80", "http://-secret-", "http://se\x00cret", "s3://host"),
     ],
 )
-def test_endpoints_that_are_refused(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("setting", ["s3_endpoint_url", "s3_public_endpoint_url"])
+def test_endpoints_that_are_refused(tmp_path: Path, url: str, setting: str) -> None:
+    settings = Settings(data_dir=tmp_path, storage_url="s3://bucket", download_url_s=60)
     with pytest.raises(ConfigError) as raised:
-        open_store(Settings(data_dir=tmp_path, storage_url="s3://bucket", s3_endpoint_url=url))
-    assert raised.value.field == "s3_endpoint_url"
+        open_store(settings.model_copy(update={setting: url}))
+    assert raised.value.field == setting
     assert "secret" not in str(raised.value)
 
 
@@ -446,6 +477,35 @@ class TestLocal:
         store.prepare()
         store.check()
 
+    def test_a_range_is_read_from_its_first_byte_to_its_last(
+        self, store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file's position shows what was read, because it is read without a buffer."""
+        ref = store.put(KEY, [bytes(5 * MIB)])
+        found: list[int] = []
+
+        class Watched(io.FileIO):
+            def read(self, size: int | None = -1, /) -> bytes:
+                found.append(self.tell())
+                piece = super().read(size)
+                found.append(self.tell())
+                return piece
+
+        monkeypatch.setattr("omni_jobs.storage.local.FileIO", Watched)
+        assert sum(map(len, store.open_range(ref, 3 * MIB, 4 * MIB + 7))) == MIB + 7
+        assert (min(found), max(found)) == (3 * MIB, 4 * MIB + 7)
+
+    def test_a_file_that_shrinks_while_a_range_is_read(self, store: LocalObjectStore) -> None:
+        ref = store.put(KEY, [bytes(3 * MIB)])
+        pieces = store.open_range(ref, 0, 3 * MIB)
+        next(pieces)
+        os.truncate(store.path(KEY), MIB + 5)
+        with pytest.raises(ObjectCorrupt, match=f"ends at byte {MIB + 5} of {3 * MIB}"):
+            list(pieces)
+
+    def test_there_is_no_download_url(self, store: LocalObjectStore) -> None:
+        assert store.download_url(store.put(KEY, [b"x"]), media_type="audio/wav", disposition="inline") is None
+
 
 class TestS3:
     @pytest.fixture
@@ -501,3 +561,59 @@ class TestS3:
         found = client.head_object(Bucket=seaweedfs.bucket, Key=f"deep/prefix/{KEY}")
         assert found["ContentType"] == "audio/wav"
         assert [each.key for each in store.list()] == [KEY]
+
+    @pytest.mark.parametrize(
+        "disposition", ['inline; filename="a.wav"', "attachment; filename=\"_\"; filename*=UTF-8''%E6%BC%A2"]
+    )
+    def test_whoever_has_the_download_url_gets_the_object_under_the_name_that_it_was_signed_with(
+        self, seaweedfs: SeaweedFS, tmp_path: Path, disposition: str
+    ) -> None:
+        store = open_store(seaweedfs.settings(tmp_path, "x").model_copy(update={"download_url_s": 60}))
+        ref = store.put(KEY, [b"0123456789"], media_type="text/html")
+        url, head_url = (
+            store.download_url(ref, media_type="audio/wav", disposition=disposition, head_only=head_only)
+            for head_only in (False, True)
+        )
+        assert url is not None
+        assert head_url is not None
+        whole = httpx2.get(url)
+        assert (whole.status_code, whole.content) == (200, b"0123456789")
+        part = httpx2.get(url, headers={"Range": "bytes=2-4"})
+        assert (part.status_code, part.content, part.headers["content-range"]) == (206, b"234", "bytes 2-4/10")
+        head = httpx2.head(head_url)
+        assert (head.status_code, head.headers["content-length"]) == (200, "10")
+        for answer in (whole, part, head):
+            assert answer.headers["content-type"] == "audio/wav"
+            assert answer.headers["content-disposition"] == disposition
+        for changed in (
+            url.replace("audio", "video"),
+            url.replace("Expires=60", "Expires=61"),
+            url.replace("/x/", "/y/"),
+        ):
+            assert changed != url
+            assert httpx2.get(changed).status_code == 403
+        assert httpx2.delete(url).status_code == 403
+        assert store.read(ref, max_bytes=10) == b"0123456789"
+
+    def test_a_download_url_names_the_endpoint_that_clients_reach(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        with FaultProxy(seaweedfs.endpoint_url, http=True) as proxy:
+            reached = {"download_url_s": 60, "s3_public_endpoint_url": proxy.url}
+            store = open_store(seaweedfs.settings(tmp_path, "x").model_copy(update=reached))
+            ref = store.put(KEY, [b"x"])
+            url = store.download_url(ref, media_type="audio/wav", disposition="inline")
+            assert url is not None
+            assert url.startswith(f"{proxy.url}/{seaweedfs.bucket}/x/{KEY}?")
+            assert httpx2.get(url).content == b"x"
+
+    def test_there_is_no_download_url_unless_the_setting_says_so(self, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+        store = open_store(seaweedfs.settings(tmp_path, "x"))
+        assert store.download_url(store.put(KEY, [b"x"]), media_type="audio/wav", disposition="inline") is None
+
+    def test_a_download_url_without_credentials(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        store = open_store(Settings(data_dir=tmp_path, storage_url="s3://bucket", download_url_s=60))
+        with pytest.raises(StorageUnavailable, match="NoCredentialsError"):
+            store.download_url(ref_of(KEY, b"x"), media_type="audio/wav", disposition="inline")

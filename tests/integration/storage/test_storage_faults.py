@@ -71,6 +71,7 @@ class TestS3:
             "put": (lambda: store.put("a/put", [DATA]), "a/put"),
             "read": (lambda: store.read(ref, max_bytes=ref.size), KEY),
             "stream": (lambda: list(store.open_stream(ref)), KEY),
+            "range": (lambda: list(store.open_range(ref, MIB, 2 * MIB)), KEY),
             "delete": (lambda: store.delete(["a/delete"]), "a/delete"),
             "list": (lambda: list(store.list("a/")), "a/"),
             "check": (store.check, "omni-jobs"),
@@ -104,6 +105,19 @@ class TestS3:
             assert proxy.struck == 2
         with proxy.fault(status=503, code="SlowDown", times=1):
             assert store.read(ref, max_bytes=ref.size) == DATA
+
+    def test_a_range_brings_no_other_bytes_over_the_wire(self, store: S3ObjectStore, proxy: FaultProxy) -> None:
+        ref = store.put(KEY, [DATA])
+        with proxy.fault(cut_answer_after=8192):  # the answer's head, and the range
+            assert b"".join(store.open_range(ref, ref.size - 4000, ref.size - 10)) == DATA[-4000:-10]
+            assert b"".join(store.open_range(ref, 1000, 2000)) == DATA[1000:2000]
+            assert proxy.struck == 0
+
+    def test_a_range_that_is_cut(self, store: S3ObjectStore, proxy: FaultProxy) -> None:
+        ref = store.put(KEY, [DATA])
+        with proxy.fault(cut_answer_after=MIB // 2), pytest.raises(StorageUnavailable) as raised:
+            list(store.open_range(ref, 10, MIB + 10))
+        assert raised.value.key == KEY
 
     def test_a_put_that_is_cut_leaves_nothing(
         self, store: S3ObjectStore, direct: ObjectStore, proxy: FaultProxy
