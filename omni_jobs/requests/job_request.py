@@ -174,6 +174,14 @@ class JobRequest(_Frozen):
         ]
         | None
     ) = None
+    response_format: Annotated[
+        dict[str, Any] | None,
+        Field(description="the form of the text: text, json_object, or json_schema with a schema that it follows"),
+    ] = None
+    logprobs: Annotated[
+        bool | None, Field(description="whether the result has the logprob of each token of the text")
+    ] = None
+    top_logprobs: Annotated[int | None, Field(description="with logprobs: the likeliest tokens beside each")] = None
     stages: Annotated[
         dict[str, dict[str, Any]] | None,
         Field(description="parameters by stage; GET /v1/pipelines lists the stages"),

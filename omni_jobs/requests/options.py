@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -106,13 +106,26 @@ def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[Stag
         try:
             beyond = running[stage].beyond_limits(values)
         except ValidationError as error:
-            refused = refuse(error, "stages", stage)
-            parameter = ".".join((refused.field or "").split(".")[2:3])
-            raise InvalidRequest(refused.message, field=fields.get((stage, parameter), refused.field)) from None
+            raise _of_parameters(error, stage, fields) from None
         if beyond is not None:
             field = fields.get((stage, beyond.parameter), f"stages.{stage}.{beyond.parameter}")
             raise InvalidRequest(f"{beyond.problem} (a limit of this pipeline)", field=field)
     return chosen
+
+
+def _of_parameters(error: ValidationError, stage: str, fields: Mapping[tuple[str, str], str]) -> InvalidRequest:
+    """Return the error of a stage's parameters with its field as the client wrote it: at the request's top, or below.
+
+    ``fields``: (stage, parameter) → the field at the request's top that sets it.
+    """
+    refused = refuse(error, "stages", stage)
+    parameter, *within = (refused.field or "").split(".")[2:] or [""]
+    top = fields.get((stage, parameter))
+    if top is None:
+        return refused
+    if error.errors()[0]["type"] == "extra_forbidden" and not within:
+        return InvalidRequest(f"stage {stage}, which makes this pipeline's text, does not take it", field=top)
+    return InvalidRequest(refused.message, field=top if parameter == "stop" else ".".join((top, *within)))
 
 
 def _sampling(request: JobRequest) -> list[tuple[str, str, Any]]:
@@ -126,5 +139,8 @@ def _sampling(request: JobRequest) -> list[tuple[str, str, Any]]:
         ("max_tokens", "max_tokens", request.max_tokens),
         ("max_completion_tokens", "max_tokens", request.max_completion_tokens),
         ("stop", "stop", stop),
+        ("response_format", "response_format", request.response_format),
+        ("logprobs", "logprobs", request.logprobs),
+        ("top_logprobs", "top_logprobs", request.top_logprobs),
     ]
     return [(field, name, value) for field, name, value in sampling if value is not None]

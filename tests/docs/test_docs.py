@@ -16,6 +16,7 @@ from omni_jobs.api.app import create_app
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.intake import backlog
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
+from omni_jobs.pipelines.response_format import ResponseFormat
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
@@ -36,9 +37,10 @@ def kinds() -> dict[str, type[errors.OmniJobsError]]:
 
 def test_the_requests_are_valid() -> None:
     bodies = [json.loads(body) for body in re.findall(r"-d '(\{.*?\})'", API, re.DOTALL)]
-    assert len(bodies) == 2
+    assert len(bodies) == 3
     for body in bodies:
-        JobRequest.model_validate(body)
+        wanted = JobRequest.model_validate(body).response_format
+        assert wanted is None or ResponseFormat.model_validate(wanted)
     parts = re.findall(r"-F 'request=(\{.*?\});type=application/json' -F '(\w+)=@", API)
     assert [name for _, name in parts] == ["prompt_embeds"]
     JobRequest.model_validate(json.loads(parts[0][0]))

@@ -21,6 +21,7 @@ from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.e2e.cases import data_url, png
 from tests.oracles.causal_lm import CONTEXT, STOP
+from workers.offline import OmniLLM, OmniOutput
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,16 +38,23 @@ PROMPTS = [
 ]
 
 
+def stage_configs(directory: Path) -> Path:
+    """A directory with the chat pipeline, in float32 and without free white space in JSON."""
+    config = yaml.safe_load((ROOT / "stage_configs" / "chat.yaml").read_text(encoding="utf-8"))
+    engine = config["stages"]["llm"]["engine"]
+    engine["dtype"] = "float32"  # vLLM's own choice for such a checkpoint is bfloat16
+    engine["structured_outputs_config"] = {"disable_any_whitespace": True}  # a random model would go on with it
+    (directory / "stage_configs").mkdir()
+    (directory / "stage_configs" / "chat.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return directory / "stage_configs"
+
+
 @pytest.fixture(scope="module")
 def client(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("chat")
-    config = yaml.safe_load((ROOT / "stage_configs" / "chat.yaml").read_text(encoding="utf-8"))
-    config["stages"]["llm"]["engine"]["dtype"] = "float32"  # vLLM's own choice for such a checkpoint is bfloat16
-    (directory / "stage_configs").mkdir()
-    (directory / "stage_configs" / "chat.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     settings = Settings(
         data_dir=directory / "data",
-        stage_configs=directory / "stage_configs",
+        stage_configs=stage_configs(directory),
         models={"chat": tiny_causal_lm},
         spool_dir=directory / "spool",
         progress_every_s=0.05,
@@ -163,6 +171,36 @@ def test_the_text_grows(client: Client) -> None:
     assert any(0 < len(text) < len(final) for text in texts)
     for text, later in zip(texts, [*texts[1:], final], strict=True):
         assert later.startswith(text)
+
+
+SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"],
+          "additionalProperties": False}  # fmt: skip
+FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+@pytest.mark.long
+def test_what_is_asked_of_a_text_is_the_same_offline(client: Client, tiny_causal_lm: Path, tmp_path: Path) -> None:
+    """By a schema, before a stop string, with logprobs; queued, and by ``OmniLLM`` in one process."""
+    whole = client.wait(client.submit(body([{"role": "user", "content": "Who?"}], 60)).id, timeout=300)
+    stop = (whole.result or {})["text"][20:23]
+    asked = [
+        body([{"role": "user", "content": "Who?"}], 60, stop=[stop], logprobs=True, top_logprobs=2),
+        body([{"role": "user", "content": "Who?"}], 200, response_format=FORM, logprobs=True),
+    ]
+    jobs = [client.wait(client.submit(each).id, timeout=300) for each in asked]
+    settings = Settings(device="cpu", spool_dir=tmp_path / "spool", stage_configs=stage_configs(tmp_path))
+    with OmniLLM("chat", model=tiny_causal_lm, settings=settings) as llm:
+        outputs = llm.generate([{name: value for name, value in each.items() if name != "model"} for each in asked])
+    for job, output in zip(jobs, outputs, strict=True):
+        assert isinstance(output, OmniOutput)
+        result = job.result or {}
+        assert output.result == result
+        assert result["finish_reason"] == "stop"
+        spelt = b"".join(bytes(token["bytes"]) for token in result["logprobs"]["llm"])
+        assert spelt.decode() == result["text"]
+    cut, formed = (job.result or {} for job in jobs)
+    assert cut["text"] == (whole.result or {})["text"].partition(stop)[0]
+    assert set(json.loads(formed["text"])) == {"yes"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ seeds             a generator for seeded sampling on CPUs
 cpu_lora          a correction of vLLM's LoRA for batches with and without an adapter on CPUs
 worker            vLLM's worker for this platform, made to build our model runner
 lone_tokenizer    a tokenizer in a folder that holds no model
+vocabulary        the bytes of each token
+token_logprobs    the logprobs of a text's tokens, as a job's result has them
+grammars          the JSON schemas that its structured outputs cannot keep to
+grammar_compiler  the process that compiles such a schema as vLLM does, before vLLM has it
 engine            AsyncLLM: its start, its calls and its errors
 quick_import      the import of vLLM's engine, without garbage collection meanwhile
 engine_arguments  the types of its arguments, by which they are checked

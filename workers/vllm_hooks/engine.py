@@ -33,6 +33,7 @@ from workers.parent_death import end_with_parent
 from workers.vllm_hooks import ENGINE_PID, register
 from workers.vllm_hooks.engine_arguments import check_engine_arguments
 from workers.vllm_hooks.hooks import check_hooks
+from workers.vllm_hooks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,7 @@ class Engine:
         self._open: AsyncLLM | None = llm
         self._parent = parent
         self._adapters: dict[str, LoRARequest] = {}
+        self._vocabulary: Vocabulary | None = None
 
     @classmethod
     def start(cls, args: Mapping[str, Any]) -> Engine:
@@ -127,6 +129,13 @@ class Engine:
     def healthy(self) -> bool:
         """Whether the engine is open and its processes have not failed."""
         return self._open is not None and not self._open.errored
+
+    async def vocabulary(self) -> Vocabulary:
+        """Return the tokens of the engine's tokenizer, read once. Raise ModelError for a tokenizer of no known kind."""
+        if self._vocabulary is None:
+            tokenizer, size = self._llm.get_tokenizer(), self._llm.model_config.get_vocab_size()
+            self._vocabulary = await asyncio.to_thread(Vocabulary.of, tokenizer, size)
+        return self._vocabulary
 
     async def load_adapters(self, directories: Mapping[str, str]) -> None:
         """Load LoRA adapters (name → absolute directory) into the engine; ``generate`` takes their names.

@@ -10,7 +10,7 @@ from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.settings import Settings
 from workers.runners.ar.engine_settings import ArEngine
-from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.parameters import TokenParameters
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
 
@@ -237,7 +237,7 @@ def test_engine_settings_for_the_cpu_override() -> None:
 def test_parameters_merge_over_the_defaults() -> None:
     talker = load_pipelines(CONFIGS)["qwen2_5_omni"].stage("talker")
     merged = talker.parameters_with({"temperature": 0})
-    assert isinstance(merged, ArParameters)
+    assert isinstance(merged, TokenParameters)
     assert (merged.temperature, merged.top_k) == (0, 40)
 
 

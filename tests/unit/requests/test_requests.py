@@ -319,6 +319,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "stop of numbers": ({"stop": [1]}, "stop.0", "string"),
     "stop empty": ({"stop": ""}, "stop", "at least 1"),
     "too many stops": ({"stop": ["x"] * 17}, "stop", "16"),
+    "another form": ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
+    "a form that is no object": ({"response_format": "json"}, "response_format", "object"),
+    "a form's schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strnig"}}}},
+        "response_format.json_schema.schema", "type must be of array"),
+    "a stage's form": (
+        {"stages": {"thinker": {"response_format": {"type": "json_object", "x": 1}}}},
+        "stages.thinker.response_format.x", "unknown key"),
+    "a form that does not end": (
+        {"response_format": {"type": "json_object"}, "stages": {"thinker": {"ignore_eos": True}}},
+        "response_format", "ends where it is complete"),
+    "top_logprobs alone": ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+    "top_logprobs of 21": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+    "logprobs of too many tokens": (
+        {"logprobs": True, "stages": {"thinker": {"max_tokens": 200_000}}}, "stages.thinker.top_logprobs", "at most"),
+    "a form of an echo": (
+        {"model": "echo", "response_format": {"type": "json_object"}}, "response_format", "does not take it"),
+    "logprobs of an echo": ({"model": "echo", "logprobs": True}, "logprobs", "does not take it"),
+    "a stop string of codes": (
+        {"modalities": ["audio"], "stages": {"talker": {"stop": ["x"]}}}, "stages.talker.stop", "unknown key"),
     "stage unknown": ({"stages": {"foo": {}}}, "stages.foo", "thinker, talker, code2wav"),
     "stage not needed": ({"stages": {"talker": {"top_k": 1}}}, "stages.talker", "do not need"),
     "stage's value": ({"stages": {"thinker": {"top_k": -2}}}, "stages.thinker.top_k", "greater"),

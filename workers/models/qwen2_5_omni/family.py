@@ -4,6 +4,7 @@ from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, Proce
 from omni_jobs.pipelines.flows import Dialect
 
 _HERE = "workers.models.qwen2_5_omni"
+_TOKENS = "workers.runners.ar.parameters:TokenParameters"
 
 TALKER_MODEL = "OmniJobsQwen2_5OmniTalker"
 """The name under which vLLM gets the talker's model class."""
@@ -22,6 +23,7 @@ QWEN2_5_OMNI = Family(
             "ar",
             produces=frozenset({"codes"}),
             needs=frozenset({"hidden_states"}),
+            parameters=_TOKENS,
             implementation=f"{_HERE}.ar_components:TALKER",
             dialects={"hidden_states": _OURS, "codes": _OURS},
         ),
@@ -39,7 +41,10 @@ QWEN2_5_OMNI = Family(
     prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",
     processors={
         "thinker2talker": ProcessorDeclaration(
-            f"{_HERE}.processors:Thinker2TalkerProcessor", "ar", consumes=frozenset({"hidden_states"})
+            f"{_HERE}.processors:Thinker2TalkerProcessor",
+            "ar",
+            consumes=frozenset({"hidden_states"}),
+            parameters=_TOKENS,
         ),
         "talker2code2wav": ProcessorDeclaration(
             f"{_HERE}.processors:Talker2Code2WavProcessor",

@@ -26,7 +26,7 @@ from workers.models.checkpoint_weights import weight_files
 from workers.models.qwen2_5_omni.checkpoint import SPEAKERS, read_speakers, talker_ids
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
-from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.parameters import TokenParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniModelConfig, needed_model
@@ -58,7 +58,7 @@ class Thinker2TalkerProcessor(FlowProcessor):
         self._end, self._pad, *rows = _embedding_rows(model.path, [end, pad, *begins.values()])  # [1, H] each
         self._speakers = dict(zip(begins, rows, strict=True))
 
-    def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
+    def __call__(self, stage_input: StageInput[TokenParameters]) -> OmniTokensPrompt:
         """Return the prompt from the thinker's payload; its additional information is the feed and M-RoPE positions.
 
         Raise PayloadCorrupt naming a field that is missing or wrong, and ModelError for an unknown voice.

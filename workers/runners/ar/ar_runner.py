@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import ConfigError, EngineDead, OmniJobsError
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -26,8 +26,10 @@ from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.ar.component import ArComponent
 from workers.runners.ar.engine_settings import ArEngine
+from workers.runners.ar.grammar_check import SCHEMA, GrammarCheck
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
+from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
@@ -42,7 +44,12 @@ from workers.stages.types import WAITING, OmniModelRunnerOutput, Progress
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+    from workers.vllm_hooks.token_logprobs import TokenLogprobs
+
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
+
+GRAMMARS = "xgrammar"
+"""The library that holds texts to a form; the check of grammars asks the same."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _AS_IN_VLLM = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)  # parameters that mean there what they mean here
@@ -67,6 +74,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         self._load = CoalescedCalls(lambda calls: self._running().call("omni_load", calls))
         self._take_rows = CoalescedCalls(lambda calls: self._running().call("omni_take", calls))
         self._held = ExitStack()
+        self._grammars: GrammarCheck | None = None
 
     async def start(self) -> None:
         """Start vLLM's processes and load the model there.
@@ -116,6 +124,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         options: dict[str, Any] = {}
         vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
         try:
+            await self._check_grammar(prompt)
             if prompt.capture:
                 if isinstance(prompt, OmniTextPrompt):
                     vllm_prompt = await engine.render(vllm_prompt)
@@ -136,6 +145,20 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         finally:
             self._spool.remove(key)
 
+    async def _check_grammar(self, prompt: _Prompt) -> None:
+        """Return if the engine can hold the text to the form that is asked for. Raises ModelError naming the field."""
+        wanted = _text_parameters(prompt).response_format
+        schema = None if wanted is None else wanted.schema_text
+        if schema is not None:
+            from workers.vllm_hooks.grammars import unsupported
+
+            if (problem := unsupported(schema)) is not None:
+                raise ModelError(f"no grammar can be made of the schema: {problem}", field=SCHEMA)
+            vocabulary = await self._running().vocabulary()
+            if self._grammars is None:
+                self._grammars = GrammarCheck(vocabulary.serialized())
+            await self._grammars.check(schema)
+
     async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> CaptureShare:
         """Wait for the bytes of that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
         nbytes = 2 * rows * self._row_bytes
@@ -152,6 +175,8 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             task.cancel()
         self._load.close()
         self._take_rows.close()
+        if self._grammars is not None:
+            await self._grammars.close()
         await super().close()
         self._held.close()
 
@@ -215,6 +240,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         token_ids: list[int] = []
         total = prompt.parameters.max_tokens
         text = GrowingText(progress, total) if self._component.text else None
+        logprobs = await self._logprobs_of(prompt)
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
         async with aclosing(self._running().generate(vllm_prompt, sampling, key, prompt.parameters.lora)) as outputs:
@@ -223,20 +249,32 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                 token_ids.extend(part.token_ids)
                 finish_reason = part.finish_reason
                 prompt_token_ids = output.prompt_token_ids or prompt_token_ids
+                if logprobs is not None:
+                    logprobs.add(part)
                 if text is None:
                     progress(Progress(len(token_ids), total, "tokens"))
                 else:
                     text.add(part.text, len(token_ids))
         if text is not None:
             text.end()
-        if finish_reason not in ("stop", "length"):
-            raise EngineDead(f"the engine gave the request up: {finish_reason}")
+        _check_end(finish_reason, sampling)
+        stopped = finish_reason == "stop"
         return OmniModelRunnerOutput(
             token_ids=token_ids,
             text=None if text is None else str(text),
             finish_reason=finish_reason,
             prompt_token_ids=prompt_token_ids,
+            result={} if logprobs is None else {"logprobs": logprobs.of_text(str(text), stopped=stopped)},
         )
+
+    async def _logprobs_of(self, prompt: _Prompt) -> TokenLogprobs | None:
+        """Return what collects the logprobs of a prompt's text; None if they are not asked for."""
+        from workers.vllm_hooks.token_logprobs import TokenLogprobs
+
+        parameters = _text_parameters(prompt)
+        if not parameters.logprobs or not self._component.text:
+            return None
+        return TokenLogprobs(await self._running().vocabulary(), parameters.top_logprobs)
 
     async def _take(self, output: OmniModelRunnerOutput, key: str, share: CaptureShare) -> OmniModelRunnerOutput:
         """Add the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool, to ``output``.
@@ -257,9 +295,9 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         text = self._component.text
         return SamplingParams(
             **{name: getattr(parameters, name) for name in _AS_IN_VLLM},
+            **(_of_text(_text_parameters(prompt)) if text else {}),
             max_tokens=parameters.max_tokens,  # vLLM ends earlier where the context does
             min_tokens=min(parameters.min_tokens, parameters.max_tokens),
-            stop=list(parameters.stop) if text else None,
             stop_token_ids=[] if parameters.ignore_eos else self._stop_ids,
             ignore_eos=parameters.ignore_eos or not text,
             seed=None if parameters.temperature == 0 else prompt.seed,
@@ -272,12 +310,45 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         )
 
 
+_FREE = ArParameters()
+
+
+def _text_parameters(prompt: _Prompt) -> ArParameters:
+    """Return a prompt's parameters; of a stage whose tokens are no text, those that ask for nothing of a text."""
+    return prompt.parameters if isinstance(prompt.parameters, ArParameters) else _FREE
+
+
+def _of_text(parameters: ArParameters) -> dict[str, Any]:
+    """Return the arguments for vLLM's ``SamplingParams`` of what only a text has."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    arguments: dict[str, Any] = {"stop": list(parameters.stop)}
+    if parameters.logprobs:
+        arguments |= {"logprobs": parameters.top_logprobs, "flat_logprobs": True}
+    wanted = parameters.response_format
+    if wanted is not None and not wanted.is_free:
+        schema = wanted.schema_text
+        constraint: dict[str, Any] = {"json_object": True} if schema is None else {"json": schema}
+        arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
+    return arguments
+
+
+def _check_end(finish_reason: str | None, sampling: SamplingParams) -> None:
+    """Raise EngineDead for a request that the engine gave up; ModelError where the form of the text may be why."""
+    if finish_reason in ("stop", "length"):
+        return
+    if finish_reason == "error" and sampling.structured_outputs is not None:
+        raise ModelError("the engine could not hold the text to this form", field="response_format")
+    raise EngineDead(f"the engine gave the request up: {finish_reason}")
+
+
 def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArComponent) -> dict[str, Any]:
     """Return vLLM's AsyncEngineArgs of a stage. Raises ConfigError as ``given_arguments`` does."""
     given = given_arguments(args, ArEngine, component.engine_args)
     embeds = {"enable_prompt_embeds": True} if model.prompt_embeds else {}
     own = {"model": str(model.path / component.model), "disable_log_stats": True}
-    return {**own, **given, **embeds, **component.engine_args}
+    structured = {"structured_outputs_config": {"backend": GRAMMARS, **given.get("structured_outputs_config", {})}}
+    return {**own, **given, **(structured if component.text else {}), **embeds, **component.engine_args}
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.parameters import ArParameters, TokenParameters
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class OmniTokensPrompt:
 
     prompt_token_ids: Sequence[int]
     additional_information: Mapping[str, Any]
-    parameters: ArParameters
+    parameters: TokenParameters
     seed: int
     capture: bool
     prompt_embeds: torch.Tensor | None = None

@@ -53,6 +53,7 @@ DECISIVE: Mapping[str, Any] = {
     "generation_config": "auto",
     "override_generation_config": {},
     "use_fp64_gumbel": False,
+    "structured_outputs_config": None,
 }
 """The arguments that decide a job's result → vLLM's defaults. The digest of a pipeline contains those set to others.
 

@@ -148,6 +148,10 @@ ALLOWED_TEXT: Mapping[str, tuple[str, str]] = {
         "mp|uni",
         "an engine runs on one host, in several processes (mp) or one (uni); other names are Ray's or code to import",
     ),
+    "structured_outputs_config.backend": (
+        "xgrammar",
+        "an engine has one such library: vLLM's auto takes that of its first job, so that others' answers follow it",
+    ),
     "compilation_config.backend": ("|eager|inductor", _IMPORTS),
     "generation_config": ("auto|vllm|/.+", "only auto, vllm and an absolute path are not fetched"),
     "mm_encoder_fp8_scale_path": ("/.+", "only an absolute path is the same wherever the worker starts"),
