@@ -77,6 +77,7 @@ class OmniJobsError(Exception):
     retryable: bool = False  # of the class, but for an error of a later build
     retry_class: ClassVar[RetryClass | None] = None  # the stage's ``retries`` bound its failures of this class
     details: ClassVar[tuple[str, ...]] = ("field", "stage", "key")  # names of its keyword arguments and attributes
+    retry_after_s: float | None = None  # seconds after which a server asked for another try; None: it did not
 
     def __init_subclass__(
         cls,

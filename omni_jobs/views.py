@@ -42,7 +42,7 @@ class BulkAnswer(_View):
     line: int  # from 1
     id: str | None = None
     created: bool = False  # False: an earlier bulk, or try, of the same key made the job
-    error: ErrorView | None = None
+    error: RequestErrorView | None = None
 
 
 class BoundsView(_View):

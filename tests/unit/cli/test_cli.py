@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from omni_jobs.broker import worker_command as worker_command_module
 from omni_jobs.cli import Exit, app
 from omni_jobs.cli.checkpoints import chosen_pipelines
-from omni_jobs.client import client as client_module
+from omni_jobs.client import repeats
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
 
@@ -26,7 +26,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(repeats, "PAUSES_S", (0.01,))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("OMNI_JOBS_STAGE_CONFIGS", str(CONFIGS))
 

@@ -1,4 +1,4 @@
-"""The client against a real HTTP server that answers from a script."""
+"""Both clients against a real HTTP server that answers from a script."""
 
 import json
 import threading
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import xxhash
 
 from omni_jobs import errors
-from omni_jobs.client import Client, user_message
-from omni_jobs.client import client as client_module
+from omni_jobs.client import Client, repeats, user_message
 from omni_jobs.states import JobState
+from tests.both_clients import KINDS, Kind, of_kind
 
 JOB: dict[str, Any] = {
     "id": "job-1",
@@ -59,7 +59,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(repeats, "PAUSES_S", (0.01, 0.01))
     script = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,9 +92,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         http.server_close()
 
 
+@pytest.fixture(params=KINDS)
+def which(request: pytest.FixtureRequest) -> Kind:
+    return cast(Kind, request.param)
+
+
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.url) as client:
+def client(server: Server, which: Kind) -> Iterator[Client]:
+    with of_kind(which, server.url) as client:
         yield client
 
 
@@ -119,9 +124,10 @@ def test_submit_tried_again_is_one_job(server: Server, client: Client) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 418, 502])
-def test_no_error_shows_the_password_of_the_url(server: Server, status: int) -> None:
+def test_no_error_shows_the_password_of_the_url(server: Server, which: Kind, status: int) -> None:
     server.answers = [(status, b"<html>")]
-    with Client(server.url.replace("//", "//joe:p%40ss@")) as client, pytest.raises(errors.OmniJobsError) as raised:
+    url = server.url.replace("//", "//joe:p%40ss@")
+    with of_kind(which, url) as client, pytest.raises(errors.OmniJobsError) as raised:
         client.get("job-1")
     assert raised.value.message.endswith(f"from {server.url}/v1/jobs/job-1")
     assert "Basic" in server.seen[0][2]["Authorization"]
@@ -235,16 +241,19 @@ def test_an_error_is_of_its_codes_class(
     assert type(raised.value) is kind
 
 
-def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.01,))
-    with Client("http://127.0.0.1:9") as client, pytest.raises(errors.ServerUnavailable, match="no answer from http"):
+def test_no_server(which: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "PAUSES_S", (0.01,))
+    with (
+        of_kind(which, "http://127.0.0.1:9") as client,
+        pytest.raises(errors.ServerUnavailable, match="no answer from http"),
+    ):
         client.list()
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://"])
-def test_not_a_url(url: str) -> None:
+def test_not_a_url(which: Kind, url: str) -> None:
     with pytest.raises(errors.ConfigError, match="not http"):
-        Client(url)
+        KINDS[which](url)
 
 
 @pytest.mark.parametrize("named", ["OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE", "omni_jobs_api_key"])

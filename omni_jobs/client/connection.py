@@ -1,0 +1,103 @@
+"""How a client reaches its server, sends a request and sees a broken connection: the same for both kinds of client."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, TypedDict
+from urllib.parse import urlsplit
+
+import httpx2
+
+from omni_jobs.client.steps import HttpRequest, StoreRequest
+from omni_jobs.errors import ConfigError, ServerUnavailable
+from omni_jobs.servers import check_base_url
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+BROKEN = (httpx2.TransportError, httpx2.InvalidURL)
+"""What httpx2 raises where no answer comes; the last of a URL to which a server has redirected."""
+
+
+class ConnectionOptions(TypedDict):
+    """The arguments of ``httpx2.Client`` and ``httpx2.AsyncClient``."""
+
+    base_url: str
+    timeout: float
+    verify: bool
+    trust_env: bool
+    headers: dict[str, str]
+
+
+class StoreOptions(TypedDict):
+    """The arguments of ``httpx2.Client`` and ``httpx2.AsyncClient`` for a request to the object store."""
+
+    timeout: float
+    trust_env: bool
+
+
+def connection_options(base_url: str | None, api_key: str | None, timeout: float) -> ConnectionOptions:
+    """Return the options of the connections to a server. Raises ConfigError, as ``ClientMethods`` says."""
+    given = os.environ.get("OMNI_JOBS_URL", DEFAULT_URL) if base_url is None else base_url
+    try:
+        url = check_base_url(given, may_have_user=True)
+    except ValueError as error:
+        raise ConfigError(str(error), field="OMNI_JOBS_URL" if base_url is None else "base_url") from None
+    parts = urlsplit(url)
+    return ConnectionOptions(
+        base_url=url,
+        timeout=timeout,
+        verify=parts.scheme != "http",  # certificates take long to load
+        trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
+        headers={"Accept": "application/json", **_authorization(api_key)},
+    )
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header with the key, or the environment's; none without a key. Raises ConfigError."""
+    if api_key is None and any(name.upper().startswith("OMNI_JOBS_API_KEY") for name in os.environ):
+        from omni_jobs.settings import read_api_key
+
+        api_key = read_api_key()
+    if api_key is None:
+        return {}
+    if not (api_key and api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise ConfigError("not an API key", field="api_key")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def request_options(request: HttpRequest, timeout_s: float, content: Any) -> dict[str, Any]:
+    """Return the arguments of httpx2's ``stream`` beside method and path; ``content``: a body of lines, or None."""
+    silence_s = timeout_s + request.held_s
+    return {
+        "params": request.params,
+        "headers": request.headers,
+        "json": request.json,
+        "files": None if request.files is None else {name: (name, part) for name, part in request.files.items()},
+        "content": content,
+        "timeout": silence_s if math.isfinite(silence_s) else None,
+    }
+
+
+def store_options(request: StoreRequest, timeout_s: float) -> StoreOptions:
+    """Return the options of a connection to the object store."""
+    return StoreOptions(timeout=timeout_s, trust_env=request.host not in _LOOPBACK)
+
+
+def ended_line(line: bytes) -> bytes:
+    """Return a line of a bulk as it is sent, with one line end."""
+    return line.rstrip(b"\r\n") + b"\n"
+
+
+def unanswered(request: HttpRequest | StoreRequest | None, url: str, error: Exception) -> ServerUnavailable:
+    """Return what the client makes of a connection that failed or broke. ``url``: the server's, without a password."""
+    if isinstance(request, StoreRequest):
+        found = ServerUnavailable(f"no answer from the object store at {request.host}: {type(error).__name__}")
+    else:
+        path = "" if request is None else request.path
+        found = ServerUnavailable(f"no answer from {url}{path}: {error or type(error).__name__}")
+    found.__cause__ = error
+    return found

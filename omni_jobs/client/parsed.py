@@ -1,0 +1,17 @@
+"""``parsed``: the views in what a server answered."""
+
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from omni_jobs.errors import OmniJobsError
+
+T = TypeVar("T")
+
+
+def parsed(view: type[T], content: bytes) -> T:
+    """Return the view, or the list of views, that JSON holds. Raises OmniJobsError if it holds none."""
+    try:
+        return TypeAdapter(view).validate_json(content)
+    except ValidationError as error:
+        raise OmniJobsError(f"the server's answer is no valid {error.title}: {error.errors()[0]['msg']}") from error
