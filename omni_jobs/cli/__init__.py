@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants
+from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, watch
 from omni_jobs.cli.exits import Exit, Subcommands
 from omni_jobs.cli.options import CONTEXT
 
@@ -31,6 +31,8 @@ Exit codes:
   3  the server, the broker or the database does not answer
   4  there is no such job, artifact, pipeline, stage, tenant or key
   5  the job did not end within --timeout
+  6  the job was cancelled
+  7  the job expired
 """,
 )
 
@@ -44,6 +46,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "submit": submit.submit,
     "submit-bulk": bulk.submit_bulk,
     "status": jobs.status,
+    "watch": watch.watch,
     "list": jobs.list_,
     "result": jobs.result,
     "cancel": jobs.cancel,

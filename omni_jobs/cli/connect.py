@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from omni_jobs.client import Client
+    from omni_jobs.client import AsyncClient, Client
+    from omni_jobs.views import PipelineView
+
+ClientT = TypeVar("ClientT", "Client", "AsyncClient")
 
 
 def connect(url: str | None) -> Client:
@@ -15,8 +18,20 @@ def connect(url: str | None) -> Client:
     Without ``url`` it is the embedded stack that runs in the data directory; if none runs, http://127.0.0.1:8000.
     Raises ConfigError for a URL that is not http, and without ``url`` also for a wrong setting.
     """
-    from omni_jobs.cli.exits import notice
     from omni_jobs.client import Client
+
+    return _client(Client, url)
+
+
+def connect_async(url: str | None) -> AsyncClient:
+    """Return an asynchronous client of the same server. Raises ConfigError as ``connect`` does."""
+    from omni_jobs.client import AsyncClient
+
+    return _client(AsyncClient, url)
+
+
+def _client(kind: type[ClientT], url: str | None) -> ClientT:
+    from omni_jobs.cli.exits import notice
     from omni_jobs.errors import ConfigError
     from omni_jobs.settings import read_settings, unknown_variables
     from omni_jobs.stack.data_directory import running_stack
@@ -27,8 +42,25 @@ def connect(url: str | None) -> Client:
         for line in unknown_variables(os.environ):
             notice(line)
     try:
-        return Client(url)
+        return kind(url)
     except ConfigError as error:
         if error.field == "base_url":
             error.field = "OMNI_JOBS_URL" if url == os.environ.get("OMNI_JOBS_URL") else "--url"
         raise
+
+
+def served_pipeline(client: Client, name: str | None) -> PipelineView:
+    """Return the pipeline of this name, or the server's only one for None. Raises NotFound and BadParameter."""
+    import typer
+
+    from omni_jobs.errors import NotFound
+
+    served = {pipeline.name: pipeline for pipeline in client.pipelines()}
+    names = ", ".join(served) or "none"
+    if name is None:
+        if len(served) != 1:
+            raise typer.BadParameter(f"name a pipeline: this server serves {names}", param_hint="--pipeline")
+        (name,) = served
+    if name not in served:
+        raise NotFound(f"unknown pipeline {name!r}; this server serves: {names}", field="model")
+    return served[name]

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from omni_jobs.cli.terminal import printable, say
 from omni_jobs.errors import Conflict, NotFound, OmniJobsError
+from omni_jobs.states import JobState
 
 
 class Exit:
@@ -21,6 +22,8 @@ class Exit:
     UNREACHABLE = 3
     NOT_FOUND = 4
     TIMEOUT = 5
+    CANCELLED = 6
+    EXPIRED = 7
     INTERRUPTED = 130
 
 
@@ -72,6 +75,12 @@ def exit_code(error: OmniJobsError) -> int:
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
+
+
+def exit_code_of_job(status: JobState) -> int:
+    """Return the exit code for a job that has ended: 0 if it completed."""
+    codes = {JobState.COMPLETED: 0, JobState.CANCELLED: Exit.CANCELLED, JobState.EXPIRED: Exit.EXPIRED}
+    return codes.get(status, Exit.FAILED)
 
 
 def notice(message: str) -> None:

@@ -1,18 +1,22 @@
 """Displays that change while a person watches: the stack's start, and a job's progress.
 
-They are on stderr. Where that is no terminal, they print one line per child or per change instead.
+They are on stderr, but for ``omni-jobs watch``, which shows nothing else. Where that is no terminal, they print one
+line per child or per change instead.
 """
 
 from __future__ import annotations
 
 import base64
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
-from omni_jobs.cli.tables import children_table, duration_text, job_progress, waiting_reason
-from omni_jobs.cli.terminal import console, say
+from omni_jobs.cli.tables import children_table, duration_text, job_progress, jobs_progress, waiting_reason
+from omni_jobs.cli.terminal import console, say, say_json
 from omni_jobs.files import new_file
 from omni_jobs.states import JobState, StageRunState
 
@@ -47,7 +51,7 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
     """
     screen = console(err=True)
     latest = client.get(job_id)
-    printed: set[tuple[str, str]] = set()
+    lines = ProgressLines()
     preview = None if preview_in is None else PreviewFile(preview_in)
 
     def update(job: JobView) -> None:
@@ -56,21 +60,77 @@ def show_progress(client: Client, job_id: str, timeout: float | None = None, pre
         if preview is not None and preview.update(job):
             screen.print(Text(f"the newest preview: {preview.path}"), soft_wrap=True)
         if not screen.is_terminal:
-            for stage in job.stages:
-                if stage.status != StageRunState.PENDING and (stage.name, stage.status.value) not in printed:
-                    printed.add((stage.name, stage.status.value))
-                    say(f"{stage.name} {stage.status.value}", err=True)
-            waiting = job.waiting
-            if waiting is None or (waiting.estimate is not None and waiting.estimate.high_s <= _SOON_S):
-                return
-            if (waiting.stage, waiting.reason) not in printed:
-                printed.add((waiting.stage, waiting.reason))
-                say(waiting_reason(waiting), err=True)
+            for line in lines.new_in(job):
+                say(line, err=True)
 
     if not screen.is_terminal:
         return client.wait(job_id, timeout=timeout, on_update=update)
     with Live(get_renderable=lambda: job_progress(latest), console=screen, refresh_per_second=8):
         return client.wait(job_id, timeout=timeout, on_update=update)
+
+
+@contextmanager
+def shown_changes(ids: Sequence[str], as_json: bool) -> Iterator[Callable[[JobView], None]]:
+    """Context manager: gives a function that shows on stdout what is new in the view of one of these jobs.
+
+    A terminal shows all jobs with their stages; any other output gets a line for each change. ``as_json``: each line is
+    the job's view, and changes of an estimate alone have none.
+    """
+    screen = console()
+    if as_json or not screen.is_terminal:
+        lines = {job_id: JsonLines() if as_json else ProgressLines() for job_id in ids}
+
+        def print_changes(job: JobView) -> None:
+            for line in lines[job.id].new_in(job):
+                say_json(line) if as_json else say(f"{job.id} {line}")
+            sys.stdout.flush()
+
+        yield print_changes
+        return
+    latest: dict[str, JobView | None] = dict.fromkeys(ids)
+
+    def keep(job: JobView) -> None:
+        latest[job.id] = job
+
+    with Live(get_renderable=lambda: jobs_progress(latest), console=screen, refresh_per_second=8):
+        yield keep
+
+
+class ProgressLines:
+    """Tells of each state of a job and of its stages, and of each reason to wait, once: a line each."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def new_in(self, job: JobView) -> list[str]:
+        """Return the lines that no earlier view of the job has told. A wait of a moment has none."""
+        found = {
+            (stage.name, stage.status.value): f"{stage.name} {stage.status.value}"
+            for stage in job.stages
+            if stage.status != StageRunState.PENDING
+        }
+        waiting = job.waiting
+        if waiting is not None and (waiting.estimate is None or waiting.estimate.high_s > _SOON_S):
+            found[waiting.stage, waiting.reason] = waiting_reason(waiting)
+        new = {what: line for what, line in found.items() if what not in self._told}
+        self._told |= new.keys()
+        return list(new.values())
+
+
+class JsonLines:
+    """Tells of each change of a job as JSON on one line, but for changes of an estimate alone."""
+
+    def __init__(self) -> None:
+        self._told: JobView | None = None
+
+    def new_in(self, job: JobView) -> list[str]:
+        """Return the line of the job's view, or none if only its estimate is another than before."""
+        waiting = job.waiting and job.waiting.model_copy(update={"estimate": None})
+        comparable = job.model_copy(update={"waiting": waiting})
+        if comparable == self._told:
+            return []
+        self._told = comparable
+        return [job.model_dump_json()]
 
 
 class PreviewFile:

@@ -11,7 +11,9 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def _media_option(name: str, help_: str) -> typer.models.OptionInfo:
-    return typer.Option(name, exists=True, dir_okay=False, help=f"{help_} May be repeated.")  # type: ignore[no-any-return]
+    return typer.Option(  # type: ignore[no-any-return]
+        name, exists=True, help=f"{help_} Of a directory all files. May be repeated."
+    )
 
 
 # Of several commands.
@@ -105,18 +107,31 @@ IdempotencyKeyOption = Annotated[
 # Of submit-bulk.
 
 LinesArgument = Annotated[
-    typer.FileBinaryRead,
-    typer.Argument(metavar="FILE", help="One request per line, as JSON: a file, a pipe, or - for standard input."),
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="One request per line, as JSON: a file, a pipe, or - for standard input. Or a directory, a job per file.",
+    ),
+]
+DirectoryPipelineOption = Annotated[
+    str | None,
+    typer.Option("--pipeline", "-p", help="Of a directory: the pipeline of its sounds, pictures and videos."),
+]
+DirectoryTextOption = Annotated[
+    str | None, typer.Option("--text", help="Of a directory: the text after each sound, picture or video.")
 ]
 AnswersOption = Annotated[
     typer.FileTextWrite,
     typer.Option("--out", lazy=False, encoding="utf-8", help="Write one answer per line to this file."),
 ]
 
-# Of status, list, retry and delete.
+# Of status, watch, list, retry and delete.
 
 NewestOrJobArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the newest jobs are shown.")
+]
+WatchTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Give up after these seconds; the jobs go on.")
 ]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="The jobs' ids.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh until the job ends, or until Ctrl-C.")]

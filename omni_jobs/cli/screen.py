@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from omni_jobs.cli.exits import Exit, fail
+from omni_jobs.cli.exits import exit_code_of_job, fail
 from omni_jobs.cli.terminal import console, say, say_json
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def show_repeatedly(content: Callable[[], RenderableType]) -> None:
 
 
 def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
-    """Print a job's text on stdout, and its artifacts and warnings on stderr; exit with 1 unless the job is COMPLETED.
+    """Print a job's text on stdout, and its artifacts and warnings on stderr; fail unless the job is completed.
 
     A job that is not completed shows what its stages made that succeeded: its text, and on stderr the texts of others.
     ``as_json`` prints the whole job in place of its text and artifacts. ``out`` is the directory that the artifacts
@@ -69,9 +69,15 @@ def show_outcome(job: JobView, as_json: bool, out: Path | None) -> None:
             where = out / artifact.name if out is not None else artifact.url
             say(f"{where}  ({artifact.media_type}, {artifact.bytes} bytes)", err=True)
     show_warnings(job)
-    if job.status.value != "completed":
-        reason = "" if job.error is None else f": {_reason(job.error)}"
-        fail(f"job {job.id} is {job.status.value}{reason}", Exit.FAILED)
+    code = exit_code_of_job(job.status)
+    if code != 0:
+        fail(how_it_ended(job), code)
+
+
+def how_it_ended(job: JobView) -> str:
+    """Return a line of text about a job that is not completed: its id, its state, and its error if it has one."""
+    reason = "" if job.error is None else f": {_reason(job.error)}"
+    return f"job {job.id} is {job.status.value}{reason}"
 
 
 def _reason(error: ErrorView) -> str:

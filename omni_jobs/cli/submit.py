@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from omni_jobs.cli import options
-from omni_jobs.cli.connect import connect
+from omni_jobs.cli.connect import connect, served_pipeline
+from omni_jobs.cli.request_files import files_in
 from omni_jobs.cli.screen import show, show_outcome
-from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,12 +54,13 @@ def submit(
     \b
     Examples:
       omni-jobs submit "Tell me about the sea" --modalities text,audio --voice Chelsie --wait --out sea
+      omni-jobs submit "What do these pictures show?" --image pictures --wait
       omni-jobs submit "What is said here?" --audio question.wav --param thinker.max_tokens=64
       omni-jobs submit "A lighthouse at dusk" --size 1024x768 --seed 7 --previews --out lighthouse
       omni-jobs submit --pipeline chat --prompt-embeds prompt.safetensors --wait
       omni-jobs submit --body request.json --json
     """
-    media = {"audio": audio or [], "images": image or [], "videos": video or []}
+    media = {name: _files_of(paths or []) for name, paths in (("audio", audio), ("images", image), ("videos", video))}
     if body is not None:
         if text is not None or size is not None or any(media.values()):
             raise typer.BadParameter("give a whole request or its parts, not both", param_hint="--body")
@@ -71,9 +73,9 @@ def submit(
     wanted = None if size is None else picture_size(size)
     with connect(url) as client:
         if body is None:
-            request["model"] = pipeline or _served(client, None).name
+            request["model"] = pipeline or served_pipeline(client, None).name
         if wanted is not None:
-            request["stages"] = stages_of_size(wanted, request, _served(client, request["model"]))
+            request["stages"] = stages_of_size(wanted, request, served_pipeline(client, request["model"]))
         keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
         job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
         if wait or out is not None:
@@ -90,6 +92,11 @@ def _follow(client: Client, job: JobView, timeout: float | None, out: Path | Non
     if out is not None:
         client.save(job, out)
     show_outcome(job, as_json, out)
+
+
+def _files_of(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return these files, and in place of a directory all its files, by their names. Raises BadParameter."""
+    return [file for path in paths for file in (files_in(path) if path.is_dir() else [path])]
 
 
 def _read_body(file: str) -> dict[str, Any]:
@@ -166,19 +173,6 @@ def _name_and_value(text: str, option: str) -> tuple[str, str]:
     if not separator or not name:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
     return name, value
-
-
-def _served(client: Client, name: str | None) -> PipelineView:
-    """Return the pipeline of this name, or the server's only one for None. Raises NotFound and BadParameter."""
-    served = {pipeline.name: pipeline for pipeline in client.pipelines()}
-    names = ", ".join(served) or "none"
-    if name is None:
-        if len(served) != 1:
-            raise typer.BadParameter(f"name a pipeline: this server serves {names}", param_hint="--pipeline")
-        (name,) = served
-    if name not in served:
-        raise NotFound(f"unknown pipeline {name!r}; this server serves: {names}", field="model")
-    return served[name]
 
 
 def picture_size(text: str) -> dict[str, int]:

@@ -4,10 +4,11 @@ A function that says it returns a line per stage, job, event or child returns a 
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -57,6 +58,17 @@ def job_progress(job: JobView) -> RenderableType:
     if not texts or job.status.is_final:
         return table
     return Group(table, Text(printable(texts[0])[-300:], style="dim"))
+
+
+def jobs_progress(jobs: Mapping[str, JobView | None]) -> RenderableType:
+    """Return the progress of several jobs by their ids: a line for each job, its stages below it. None: not known."""
+    parts: list[RenderableType] = []
+    for job_id, job in jobs.items():
+        head = Text(job_id, style="bold")
+        parts.append(head if job is None else Text.assemble(head, "  ", job.pipeline, "  ", _state(job.status)))
+        if job is not None:
+            parts.append(Padding(job_progress(job), (0, 0, 0, 2)))
+    return Group(*parts)
 
 
 def waiting_reason(waiting: WaitingView) -> str:

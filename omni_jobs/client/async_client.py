@@ -20,12 +20,12 @@ from omni_jobs.client.connection import (
 )
 from omni_jobs.client.methods import ClientMethods
 from omni_jobs.client.steps import (
+    BulkLines,
     CallStep,
     FileWork,
     HttpRequest,
     Item,
     Items,
-    Lines,
     NextChunk,
     Pause,
     Steps,
@@ -139,7 +139,7 @@ class _AsyncExchange(AsyncExitStack):
         return response
 
 
-async def _ended_lines(lines: Lines) -> AsyncIterator[bytes]:
+async def _ended_lines(lines: BulkLines) -> AsyncIterator[bytes]:
     if isinstance(lines, AsyncIterable):
         async for line in lines:
             yield ended_line(line)

@@ -18,7 +18,7 @@ from omni_jobs.client.bulk_answers import BULK_PAUSES_S, answers_of_tries
 from omni_jobs.client.downloads import Download
 from omni_jobs.client.parsed import parsed
 from omni_jobs.client.repeats import answered
-from omni_jobs.client.steps import CallStep, HttpRequest, Item, Items, Lines, Pause, Steps, Update, done
+from omni_jobs.client.steps import BulkLines, CallStep, HttpRequest, Item, Items, Pause, Steps, Update, done
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.files import new_file
 from omni_jobs.views import (
@@ -36,7 +36,7 @@ LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxi
 UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # pauses between two polls of a job's progress
 
 T = TypeVar("T")
-LinesT = TypeVar("LinesT", bound=Lines)
+LinesT = TypeVar("LinesT", bound=BulkLines)
 StepT = TypeVar("StepT")
 
 

@@ -18,7 +18,7 @@ from omni_jobs.views import JobView
 
 T = TypeVar("T")
 
-Lines = Iterable[bytes] | AsyncIterable[bytes]
+BulkLines = Iterable[bytes] | AsyncIterable[bytes]
 """The lines of a bulk. The client without ``await`` takes the first kind alone."""
 
 
@@ -36,7 +36,7 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     files: Mapping[str, bytes] | None = None
-    lines: Lines | None = None
+    lines: BulkLines | None = None
     is_streamed: bool = False
     chunk_bytes: int | None = None
     held_s: float = 0.0  # infinite: nothing limits a silence

@@ -160,7 +160,10 @@ def test_the_client_and_the_command(api: ApiServer, tmp_path: Path) -> None:
     assert "2 accepted, 1 refused" in result.output
     lines = [json.loads(answer) for answer in out.read_text(encoding="utf-8").splitlines()]
     assert [answer.get("id") == results[0].id for answer in lines] == [True, False, False]
-    assert (lines[1]["error"]["field"], lines[2]["created"]) == ("model", True)
+    sent_again, _ = answers(api, file.read_bytes(), **{"Idempotency-Key": "k"})
+    assert lines == [sent_again[0], sent_again[1], {**sent_again[2], "created": True}]
+    assert lines[0]["created"] is False
+    assert lines[1]["error"].keys() >= {"code", "message", "type", "param", "field", "retryable"}
 
 
 def test_an_answer_that_holds_another_end_of_line(api: ApiServer) -> None:
@@ -278,7 +281,8 @@ def test_a_command_that_is_interrupted_names_its_key(api: ApiServer) -> None:
     ("arguments", "says"),
     [
         (["nothing.jsonl"], "'nothing.jsonl': No such file or directory"),
-        (["."], "'.': Is a directory"),
+        (["."], "'.' has no file"),
+        (["-", "--pipeline", "echo"], "only a directory takes it"),
         (["-", "--out", "no/such/place"], "'no/such/place': No such file or directory"),
     ],
 )

@@ -328,7 +328,7 @@ def test_the_command_line_tells_what_failed_by_its_exit_code(stack: EmbeddedStac
     cancelled = command(stack, "cancel", job_id)
     assert cancelled.returncode == 0
     assert cancelled.stdout.strip() in ("cancelling", "cancelled")
-    assert command(stack, "result", job_id, "--wait").returncode == 1
+    assert command(stack, "result", job_id, "--wait").returncode == 6
     refused = command(stack, "submit", "-p", "nope", "Hello")
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "unknown pipeline 'nope'" in refused.stderr

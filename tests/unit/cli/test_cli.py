@@ -45,6 +45,7 @@ COMMANDS = [
     ["submit"],
     ["submit-bulk"],
     ["status"],
+    ["watch"],
     ["list"],
     ["result"],
     ["cancel"],
@@ -97,6 +98,7 @@ def test_every_command_s_help_shows_it_in_use(
 ) -> None:
     """By examples that the command understands."""
     monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
     for name in ("question.wav", "prompt.safetensors", "jobs.jsonl"):
         Path(name).touch()
     assert examples(command), command
@@ -111,7 +113,7 @@ def test_every_command_s_help_shows_it_in_use(
 
 def test_the_exit_codes_are_in_the_help() -> None:
     text = run("--help").output
-    for code in (Exit.FAILED, Exit.UNREACHABLE, Exit.NOT_FOUND, Exit.TIMEOUT):
+    for code in (Exit.FAILED, Exit.UNREACHABLE, Exit.NOT_FOUND, Exit.TIMEOUT, Exit.CANCELLED, Exit.EXPIRED):
         assert f"\n   {code}  " in text
 
 
