@@ -9,7 +9,6 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from omni_jobs.client import Client
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ObjectCorrupt, ServerUnavailable
 from omni_jobs.jobs import Completion, NewWorker, StoredArtifact
@@ -18,6 +17,7 @@ from omni_jobs.storage import ObjectRef, artifact_key
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import ArtifactView
+from tests.both_clients import KINDS, Kind, of_kind
 from tests.integration.api_server import ApiServer, checked_error, serve
 from tests.services.fault_proxy import FaultProxy
 from tests.services.seaweedfs import SeaweedFS
@@ -207,9 +207,12 @@ def test_no_line_of_a_log_has_the_url(redirecting: ApiServer, caplog: pytest.Log
     assert not [text for text in texts if signature in text]
 
 
-def test_our_client_follows_redirects_and_checks_what_it_gets(redirecting: ApiServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", KINDS)
+def test_our_client_follows_redirects_and_checks_what_it_gets(
+    redirecting: ApiServer, tmp_path: Path, which: Kind
+) -> None:
     url, ref = made(redirecting, "audio.wav", SOUND)
-    with Client(str(redirecting.http.base_url), api_key="a-key") as client:
+    with of_kind(which, str(redirecting.http.base_url), api_key="a-key") as client:
         job = client.get(url.split("/")[3])
         assert [ArtifactView.model_validate(each).name for each in job.artifacts] == ["audio.wav"]
         assert client.artifact(job, "audio.wav") == SOUND

@@ -349,6 +349,20 @@ def test_the_readme_runs(stack: EmbeddedStack, tmp_path: Path) -> None:
         assert json.loads(answer.stdout)["status"] in ("queued", "in_progress", "completed")
 
 
+def test_the_page_of_the_clients_runs(stack: EmbeddedStack, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
+    page = page.replace("http://127.0.0.1:8000", stack.url)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    waiting, awaiting = (
+        subprocess.run([sys.executable, "-c", each], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for each in blocks
+    )
+    assert waiting == "completed Hello\n"
+    assert awaiting == "Hello\n你好\ncompleted\n"
+    texts = {path.read_text(encoding="utf-8") for path in (tmp_path / "awaited").glob("*/text.txt")}
+    assert texts == {"Hello", "你好"}
+
+
 # What dies is started again.
 
 
