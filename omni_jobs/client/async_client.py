@@ -69,17 +69,14 @@ class AsyncClient(ClientMethods[Iterable[bytes] | AsyncIterable[bytes]], Abstrac
     async def _items_of(self, steps: Items[T]) -> AsyncGenerator[T]:
         """Perform the steps of a call, and yield its items."""
         with closing(steps):
-            async with _AsyncExchange(self._http, self._timeout_s) as exchange:
+            async with _AsyncExchange(self._http, self._timeout_s, self._shown_url) as exchange:
                 step = step_after(steps)
                 while step is not None:
                     outcome: object = None
                     if isinstance(step, Item):
                         yield step.value
                     else:
-                        try:
-                            outcome = await exchange.perform(step)
-                        except BROKEN as error:
-                            outcome = unanswered(exchange.request, self._shown_url, error)
+                        outcome = await exchange.perform(step)
                     step = step_after(steps, outcome)
 
     async def close(self) -> None:
@@ -93,22 +90,22 @@ class AsyncClient(ClientMethods[Iterable[bytes] | AsyncIterable[bytes]], Abstrac
 class _AsyncExchange(AsyncExitStack):
     """Performs the steps of one call. It holds the answer to the latest request until the next one, or its own end."""
 
-    def __init__(self, http: httpx2.AsyncClient, timeout_s: float) -> None:
+    def __init__(self, http: httpx2.AsyncClient, timeout_s: float, shown_url: str) -> None:
         super().__init__()
-        self.request: HttpRequest | StoreRequest | None = None  # the latest
+        self._request: HttpRequest | StoreRequest | None = None  # the latest
         self._http = http
         self._timeout_s = timeout_s
+        self._shown_url = shown_url
         self._chunks: AsyncIterator[bytes]
 
     async def perform(self, step: CallStep) -> object:
-        """Perform a step, and return its outcome. Raises those of BROKEN, and what a FileWork or a listener raises."""
+        """Perform a step, and return its outcome. Raises what a FileWork, a listener or the lines of a bulk raise."""
         match step:
-            case HttpRequest():
-                return await self._send(step)
-            case StoreRequest():
-                return await self._send_to_store(step)
-            case NextChunk():
-                return await anext(self._chunks, b"")
+            case HttpRequest() | StoreRequest() | NextChunk():
+                try:
+                    return await self._answer(step)
+                except BROKEN as error:
+                    return unanswered(self._request, self._shown_url, error)
             case Pause(seconds):
                 await asyncio.sleep(seconds)
             case FileWork(work):
@@ -119,9 +116,18 @@ class _AsyncExchange(AsyncExitStack):
                     await told
         return None
 
+    async def _answer(self, step: HttpRequest | StoreRequest | NextChunk) -> httpx2.Response | bytes:
+        match step:
+            case HttpRequest():
+                return await self._send(step)
+            case StoreRequest():
+                return await self._send_to_store(step)
+            case NextChunk():
+                return await anext(self._chunks, b"")
+
     async def _send(self, request: HttpRequest) -> httpx2.Response:
         await self.aclose()
-        self.request = request
+        self._request = request
         content = None if request.lines is None else _ended_lines(request.lines)
         options = request_options(request, self._timeout_s, content)
         response = await self.enter_async_context(self._http.stream(request.method, request.path, **options))
@@ -132,7 +138,7 @@ class _AsyncExchange(AsyncExitStack):
 
     async def _send_to_store(self, request: StoreRequest) -> httpx2.Response:
         await self.aclose()
-        self.request = request
+        self._request = request
         http = await self.enter_async_context(httpx2.AsyncClient(**store_options(request, self._timeout_s)))
         response = await self.enter_async_context(http.stream("GET", request.url))
         self._chunks = response.aiter_bytes(request.chunk_bytes)

@@ -64,17 +64,14 @@ class Client(ClientMethods[Iterable[bytes]], AbstractContextManager["Client"]):
 
     def _items_of(self, steps: Items[T]) -> Iterator[T]:
         """Perform the steps of a call, and yield its items."""
-        with closing(steps), _Exchange(self._http, self._timeout_s) as exchange:
+        with closing(steps), _Exchange(self._http, self._timeout_s, self._shown_url) as exchange:
             step = step_after(steps)
             while step is not None:
                 outcome: object = None
                 if isinstance(step, Item):
                     yield step.value
                 else:
-                    try:
-                        outcome = exchange.perform(step)
-                    except BROKEN as error:
-                        outcome = unanswered(exchange.request, self._shown_url, error)
+                    outcome = exchange.perform(step)
                 step = step_after(steps, outcome)
 
     def close(self) -> None:
@@ -88,22 +85,22 @@ class Client(ClientMethods[Iterable[bytes]], AbstractContextManager["Client"]):
 class _Exchange(ExitStack):
     """Performs the steps of one call. It holds the answer to the latest request until the next one, or its own end."""
 
-    def __init__(self, http: httpx2.Client, timeout_s: float) -> None:
+    def __init__(self, http: httpx2.Client, timeout_s: float, shown_url: str) -> None:
         super().__init__()
-        self.request: HttpRequest | StoreRequest | None = None  # the latest
+        self._request: HttpRequest | StoreRequest | None = None  # the latest
         self._http = http
         self._timeout_s = timeout_s
+        self._shown_url = shown_url
         self._chunks: Iterator[bytes] = iter(())
 
     def perform(self, step: CallStep) -> object:
-        """Perform a step, and return its outcome. Raises those of BROKEN, and what a FileWork or a listener raises."""
+        """Perform a step, and return its outcome. Raises what a FileWork, a listener or the lines of a bulk raise."""
         match step:
-            case HttpRequest():
-                return self._send(step)
-            case StoreRequest():
-                return self._send_to_store(step)
-            case NextChunk():
-                return next(self._chunks, b"")
+            case HttpRequest() | StoreRequest() | NextChunk():
+                try:
+                    return self._answer(step)
+                except BROKEN as error:
+                    return unanswered(self._request, self._shown_url, error)
             case Pause(seconds):
                 time.sleep(seconds)
             case FileWork(work):
@@ -112,9 +109,18 @@ class _Exchange(ExitStack):
                 listener(job)
         return None
 
+    def _answer(self, step: HttpRequest | StoreRequest | NextChunk) -> httpx2.Response | bytes:
+        match step:
+            case HttpRequest():
+                return self._send(step)
+            case StoreRequest():
+                return self._send_to_store(step)
+            case NextChunk():
+                return next(self._chunks, b"")
+
     def _send(self, request: HttpRequest) -> httpx2.Response:
         self.close()
-        self.request = request
+        self._request = request
         lines = cast("Iterable[bytes] | None", request.lines)  # Client.submit_bulk takes no others
         content = None if lines is None else map(ended_line, lines)
         options = request_options(request, self._timeout_s, content)
@@ -126,7 +132,7 @@ class _Exchange(ExitStack):
 
     def _send_to_store(self, request: StoreRequest) -> httpx2.Response:
         self.close()
-        self.request = request
+        self._request = request
         http = self.enter_context(httpx2.Client(**store_options(request, self._timeout_s)))
         response = self.enter_context(http.stream("GET", request.url))
         self._chunks = response.iter_bytes(request.chunk_bytes)

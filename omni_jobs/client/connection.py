@@ -26,7 +26,7 @@ class ConnectionOptions(TypedDict):
     """The arguments of ``httpx2.Client`` and ``httpx2.AsyncClient``."""
 
     base_url: str
-    timeout: float
+    timeout: httpx2.Timeout
     verify: bool
     trust_env: bool
     headers: dict[str, str]
@@ -49,7 +49,7 @@ def connection_options(base_url: str | None, api_key: str | None, timeout: float
     parts = urlsplit(url)
     return ConnectionOptions(
         base_url=url,
-        timeout=timeout,
+        timeout=silence(timeout),
         verify=parts.scheme != "http",  # certificates take long to load
         trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
         headers={"Accept": "application/json", **_authorization(api_key)},
@@ -71,15 +71,22 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 def request_options(request: HttpRequest, timeout_s: float, content: Any) -> dict[str, Any]:
     """Return the arguments of httpx2's ``stream`` beside method and path; ``content``: a body of lines, or None."""
-    silence_s = timeout_s + request.held_s
     return {
         "params": request.params,
         "headers": request.headers,
         "json": request.json,
         "files": None if request.files is None else {name: (name, part) for name, part in request.files.items()},
         "content": content,
-        "timeout": silence_s if math.isfinite(silence_s) else None,
+        "timeout": silence(timeout_s + request.held_s),
     }
+
+
+def silence(seconds: float) -> httpx2.Timeout:
+    """Return the limit on the server's silence; none if it is infinite.
+
+    Nothing limits the wait for one of the client's own connections: those who have them come to their ends.
+    """
+    return httpx2.Timeout(seconds if math.isfinite(seconds) else None, pool=None)
 
 
 def store_options(request: StoreRequest, timeout_s: float) -> StoreOptions:

@@ -29,13 +29,24 @@ class _Method:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
-        self._of_class: dict[type, Callable[..., Any]] = {}
+        self._of_class: dict[type, Any] = {}
 
-    def _bound(self, client: object | None, owner: type[ClientMethods[Any]], name: str, returned: str) -> Any:
-        """Return the method of a client, or of its class if there is no client. ``returned``: what it says it gives."""
-        method = self._of_class.get(owner)
+    def _bound(
+        self,
+        client: object | None,
+        owner: type,
+        method_of: Callable[[Callable[..., Any]], Callable[..., Any]],
+        returned: str,
+    ) -> Any:
+        """Return the method of a client, or of its class if there is no client.
+
+        ``method_of`` makes it of the call, and ``returned`` is what its signature says it gives.
+        """
+        if inspect.isabstract(owner):
+            return self._call
+        method: Any = self._of_class.get(owner)
         if method is None:
-            method = getattr(owner, name)(self._call)
+            method = method_of(self._call)
             method.__name__, method.__doc__ = self._call.__name__, self._call.__doc__
             method.__qualname__ = f"{owner.__name__}.{method.__name__}"
             signature = inspect.signature(self._call)
@@ -57,8 +68,8 @@ class Returning(_Method, Generic[P, T]):
     def __get__(self, client: Client, owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, client: object, owner: type) -> Any:
-        return self._bound(client, owner, "_returning", "{}")
+    def __get__(self, client: object, owner: type[ClientMethods[Any]]) -> Any:
+        return self._bound(client, owner, owner._returning, "{}")
 
 
 class Yielding(_Method, Generic[P, T]):
@@ -74,13 +85,13 @@ class Yielding(_Method, Generic[P, T]):
     @overload
     def __get__(self, client: AsyncClient, owner: type) -> Callable[P, AsyncIterator[T]]: ...
     def __get__(self, client: object, owner: type[ClientMethods[Any]]) -> Any:
-        return self._bound(client, owner, "_yielding", owner._ITERATOR + "[{}]")
+        return self._bound(client, owner, owner._yielding, owner._ITERATOR + "[{}]")
 
 
 class ClientMethods(ABC, Generic[LinesT]):
     """What both clients have: where the server is, and the methods. ``Client`` and ``AsyncClient`` run them."""
 
-    _ITERATOR: str  # the name of the type of what a method returns that yields
+    _ITERATOR = "Iterator"  # the name of the type of what a method returns that yields
 
     submit = Returning(Calls.submit)
     submit_bulk = Yielding(Calls[LinesT].submit_bulk)

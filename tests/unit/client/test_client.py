@@ -9,12 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
+import httpx2
 import pytest
 import xxhash
 
 from omni_jobs import errors
 from omni_jobs.client import Client, repeats, user_message
 from omni_jobs.states import JobState
+from omni_jobs.views import JobView
 from tests.both_clients import KINDS, Kind, of_kind
 
 JOB: dict[str, Any] = {
@@ -291,6 +293,18 @@ def test_wait_tells_of_each_change_once(server: Server, client: Client) -> None:
     job = client.wait("job-1", timeout=10, on_update=lambda job: seen.append(job.status.value))
     assert job.status is JobState.COMPLETED
     assert seen == ["queued", "in_progress", "completed"]
+
+
+def test_an_error_of_the_listener_is_not_the_server_s(server: Server, client: Client) -> None:
+    """It may call another server, whose connections break."""
+
+    def listen(job: JobView) -> None:
+        raise httpx2.ConnectError("another server is away")
+
+    server.answers = [(200, JOB)]
+    with pytest.raises(httpx2.ConnectError, match="another server"):
+        client.wait("job-1", on_update=listen)
+    assert len(server.seen) == 1
 
 
 def test_wait_lets_the_server_wait(server: Server, client: Client) -> None:

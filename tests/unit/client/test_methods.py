@@ -7,6 +7,7 @@ import pytest
 
 from omni_jobs.client import AsyncClient, Client
 from omni_jobs.client.calls import Calls
+from omni_jobs.client.methods import ClientMethods
 
 CALLS = {name: call for name, call in vars(Calls).items() if inspect.isfunction(call) and not name.startswith("_")}
 SEVERAL = {"submit_bulk", "watch", "artifact_chunks"}
@@ -30,6 +31,11 @@ def test_it_is_described_and_says_what_it_gives(name: str) -> None:
         assert "Steps" not in str(signature)
         assert "Items" not in str(signature)
         assert inspect.iscoroutinefunction(method) == (client is AsyncClient and name not in SEVERAL)
+
+
+def test_what_both_have_shows_the_calls() -> None:
+    assert ClientMethods.submit is Calls.submit  # type: ignore[comparison-overlap]
+    assert "Submit a job" in pydoc.plain(pydoc.render_doc(ClientMethods))
 
 
 def test_the_help() -> None:
