@@ -85,10 +85,11 @@ def submit_bulk(
 
 def _answer_text(answer: BulkAnswer, names: Sequence[str] | None) -> str:
     """Return a server's answer as it came, on one line, with the name of its file if it has one."""
-    said = answer.model_dump(mode="json", exclude_unset=True)
-    if names is not None:
-        said["file"] = names[answer.line - 1]
-    return json.dumps(said, ensure_ascii=False)
+    if names is None:
+        return answer.model_dump_json(exclude_unset=True)
+    said = {**answer.model_dump(mode="json", exclude_unset=True), "file": names[answer.line - 1]}
+    # Bytes of a file's name that are no UTF-8 become their JSON escapes.
+    return json.dumps(said, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 @contextmanager

@@ -105,6 +105,6 @@ def unanswered(request: HttpRequest | StoreRequest | None, url: str, error: Exce
         found = ServerUnavailable(f"no answer from the object store at {request.host}: {type(error).__name__}")
     else:
         path = "" if request is None else request.path
-        found = ServerUnavailable(f"no answer from {url}{path}: {error or type(error).__name__}")
+        found = ServerUnavailable(f"no answer from {url}{path}: {str(error) or type(error).__name__}")
     found.__cause__ = error
     return found

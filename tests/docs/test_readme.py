@@ -52,6 +52,7 @@ def test_every_command_line_is_understood(words: list[str], tmp_path: Path, monk
         assert rest[0] in command.commands
         command = command.commands[rest[0]]
         context = command.make_context(rest[0], rest[1:], parent=context)
+    context.close()  # the files that it has opened
 
 
 @pytest.mark.parametrize("words", sorted({tuple(words[:1]) for words in command_lines()}))

@@ -1,6 +1,7 @@
 """``omni-jobs submit-bulk DIRECTORY`` against a real API server: a job for each file."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_each_file_is_answered_by_its_name(api: ApiServer, directory: Path) -> N
     again = answers(submit(api, directory, "--text", "What is said?", "--idempotency-key", "k"))
     assert [each.get("id") for each in again] == [each.get("id") for each in found]
     assert [each.get("created") for each in again] == [None, False, None, False]
+
+
+def test_a_name_in_no_encoding_is_told(api: ApiServer, directory: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.json")
+    (directory / name).write_text('{"model": "echo"}', encoding="utf-8")
+    (answer,) = answers(submit(api, directory))
+    assert answer["file"] == name
+    assert answer["error"]["field"] == "messages"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from omni_jobs.client import AsyncClient, Client, repeats
+from omni_jobs.client import AsyncClient, Client
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
@@ -171,15 +171,6 @@ async def test_many_jobs_are_waited_for_on_one_loop(api: ApiServer) -> None:
             await asyncio.to_thread(completed, api, job.id)
         ended = await asyncio.gather(*waits)
     assert [(job.id, job.status) for job in ended] == [(job.id, JobState.COMPLETED) for job in jobs]
-
-
-async def test_calls_wait_for_the_client_s_own_connections(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that takes: it says nothing of the server."""
-    monkeypatch.setattr(repeats, "PAUSES_S", ())
-    async with AsyncClient(url_of(api), timeout=0.5) as client:
-        job = await client.submit(ECHO)
-        waits = (client.get(job.id, within_s=0.7) for _ in range(300))
-        assert {view.id for view in await asyncio.gather(*waits)} == {job.id}
 
 
 async def test_a_download_that_is_cancelled_leaves_nothing(api: ApiServer, tmp_path: Path) -> None:

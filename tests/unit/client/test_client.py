@@ -1,6 +1,8 @@
 """Both clients against a real HTTP server that answers from a script."""
 
 import json
+import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,8 @@ import xxhash
 
 from omni_jobs import errors
 from omni_jobs.client import Client, repeats, user_message
+from omni_jobs.client.connection import request_options
+from omni_jobs.client.steps import HttpRequest
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.both_clients import KINDS, Kind, of_kind
@@ -293,6 +297,25 @@ def test_wait_tells_of_each_change_once(server: Server, client: Client) -> None:
     job = client.wait("job-1", timeout=10, on_update=lambda job: seen.append(job.status.value))
     assert job.status is JobState.COMPLETED
     assert seen == ["queued", "in_progress", "completed"]
+
+
+def test_a_wait_for_the_client_s_own_connections_says_nothing_of_the_server(server: Server, which: Kind) -> None:
+    """A hundred polls that the server holds may have them all."""
+    client = KINDS[which](server.url, timeout=7.0)
+    assert client._http.timeout == httpx2.Timeout(7.0, pool=None)
+    for held_s, limit in ((20.0, 27.0), (math.inf, None)):
+        options = request_options(HttpRequest("GET", "/", held_s=held_s), 7.0, None)
+        assert options["timeout"] == httpx2.Timeout(limit, pool=None)
+
+
+def test_a_server_that_is_silent_is_named(server: Server, which: Kind) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with of_kind(which, url, timeout=0.01) as client, pytest.raises(errors.ServerUnavailable) as raised:
+            client.get("job-1")
+    said, _, reason = str(raised.value).rpartition(": ")
+    assert said == f"no answer from {url}/v1/jobs/job-1"
+    assert reason in ("timed out", "ReadTimeout")
 
 
 def test_an_error_of_the_listener_is_not_the_server_s(server: Server, client: Client) -> None:
