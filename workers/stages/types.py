@@ -17,6 +17,7 @@ from omni_jobs.pipelines.parameters import StageParameters
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from omni_jobs.media.wall import MediaWall
     from omni_jobs.payloads import AdditionalInformationPayload, Payload
@@ -101,7 +102,7 @@ class Progress:
     unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
     text: str | None = None  # the text so far, or its end, of a stage that makes text
     resumed_at: int | None = None  # the ``steps_done`` of the snapshot from which it went on; None: it began anew
-    picture: torch.Tensor | None = None  # the newest preview, uint8 [h, w, 3], of a job that asked for previews
+    picture: torch.Tensor | NDArray[Any] | None = None  # the newest preview, uint8 [h, w, 3], if the job asked for any
 
     def __post_init__(self) -> None:
         """Raise ModelError for what no report can hold: it is written together with those of other stage runs."""

@@ -358,6 +358,7 @@ def test_the_executor_encodes_each_preview_once() -> None:
     assert preview.url(picture) is url
     assert preview.url(picture.clone()) is not url
     assert preview.url(picture[0]) is None, "one that is no picture is left out"
+    assert preview.url(picture.numpy()) == url, "a runner without torch gives numpy's"
 
 
 async def test_a_step_that_hangs_keeps_its_run_and_those_behind_it_from_ending(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
@@ -145,9 +145,9 @@ class _EngineRun:
         """Send progress, and a new preview with it."""
         fields = {name: getattr(progress, name) for name in PROGRESS_FIELDS}
         if progress.picture is not None and progress.picture is not self._picture:
-            self._picture = progress.picture
+            self._picture = cast("torch.Tensor", progress.picture)  # the model runner's previews are torch's
             try:
-                fields["picture"] = self._written("picture", {"picture": progress.picture}, {})
+                fields["picture"] = self._written("picture", {"picture": self._picture}, {})
             except StorageError as error:
                 logger.warning("run %d: no preview: %s", self._number, error)
         self._send(**fields)
