@@ -30,7 +30,11 @@ class ProcessorDeclaration:
     consumes        the flows of which the stage has exactly one input each
     may_consume     the flows of which the stage has any number of inputs
     parameters      the ``StageParameters`` that it reads, as "module:Class": the stage's are of this class; None: those
-                    of the runner
+                    of the runner. Where the runner's stages run no component, its own processors choose so what a job
+                    may set
+    produces        the flows that its prompts are made into, where the runner's stages run no component; empty: any of
+                    the runner's
+    blocking        whether it may take so long that it runs on a thread; None: as the runner says
     check           the function that refuses a request before its job is taken, as "module:name": it gets the
                     ``StageConfig`` and the admitted request, and raises InvalidRequest; None: every request will do
     """
@@ -40,6 +44,8 @@ class ProcessorDeclaration:
     consumes: frozenset[str] = frozenset()
     may_consume: frozenset[str] = frozenset()
     parameters: str | None = None
+    produces: frozenset[str] = frozenset()
+    blocking: bool | None = None
     check: str | None = None
 
 
@@ -110,7 +116,7 @@ class RunnerDeclaration:
     produces         the flows that a stage without a component can produce; empty: a stage needs a component
     packages         the import names of the packages that a worker needs → how to install each
     torch            whether it runs on a device of torch, which a worker then resolves
-    blocking_prompts whether its processors take so long that they run on a thread
+    blocking_prompts whether its processors take so long that they run on a thread, unless one says otherwise
     token_ids        whether its outputs have ``token_ids``, which a job may ask for
     """
 

@@ -108,6 +108,9 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     has_processor = len(found) == before
     if has_processor:
         _check_inputs(stage, component, source, found)
+        if declared.produces and component is None:
+            with collected(found):
+                _check_produced(stage, declared.produces, f"the input processor {stage.processor}", source)
     for earlier, taken in stage.inputs.items():
         with collected(found):
             _check_dialect(pipeline, stage, earlier, taken, source)

@@ -107,6 +107,12 @@ class StageConfig(_Frozen):
         return known[self.processor]
 
     @cached_property
+    def blocking_prompts(self) -> bool:
+        """Whether the input processor may take so long that it runs on a thread."""
+        own = self.processor_declaration.blocking
+        return self.runner.blocking_prompts if own is None else own
+
+    @cached_property
     def flow(self) -> Flow:
         """The flow that the stage produces."""
         return flow(self.produces)
@@ -132,7 +138,9 @@ class StageConfig(_Frozen):
     def parameters_type(self) -> type[StageParameters]:
         """The type of the stage's parameters."""
         component = self.component_declaration
-        path = (component and component.parameters) or self.runner.parameters
+        processor = self.runner.processors.get(self.processor) if self.runner.produces else None
+        path = next((part.parameters for part in (component, processor) if part and part.parameters), None)
+        path = path or self.runner.parameters
         return StageParameters if path is None else named_class(path, StageParameters)
 
     def parameters_with(self, overrides: Mapping[str, Any]) -> StageParameters:

@@ -118,7 +118,7 @@ class StageLLM:
         exceptions of the model's code pass as they are.
         """
         with self.stage.named_in_errors(), Contained():
-            if self.stage.config.runner.blocking_prompts:
+            if self.stage.config.blocking_prompts:
                 # Decoding a video takes seconds; the other stage runs of this worker go on meanwhile.
                 prompt = await self._prompts.run(partial(self.stage.make_prompt, stage_input))
             else:
