@@ -123,7 +123,7 @@ BROKEN = [
     ),
     Broken(
         "an echo stage that makes hidden states", _THINKER, "kind: echo", 9, "stages.thinker.produces",
-        "a stage of kind echo makes bytes or text, not hidden_states",
+        "a stage of kind echo makes bytes or pixels or text or waveform, not hidden_states",
     ),
     Broken(
         "a talker that makes hidden states", "produces: codes", "produces: hidden_states", 16, "stages.talker.produces",

@@ -202,9 +202,7 @@ class JobRequest(_Frozen):
         Field(description="among its tenant's jobs; default normal. A tenant may have to be permitted high"),
     ] = None
     return_token_ids: bool = False
-    previews: Annotated[
-        bool | None, Field(description="whether progress shows previews, of stages that make them: diffusion")
-    ] = None
+    previews: Annotated[bool | None, Field(description="whether progress shows previews, of stages that draw")] = None
 
     @property
     def has_media(self) -> bool:

@@ -83,7 +83,7 @@ def test_submit_names_those_that_are_served(settings: Settings) -> None:
         done = CliRunner().invoke(app, ["submit", "Hello", "--url", url], env={"COLUMNS": "200"})
         assert done.exit_code == 2
         assert done.stdout == ""
-        assert "name a pipeline: this server serves chat, echo, glm_image, qwen2_5_omni" in done.stderr
+        assert "name a pipeline: this server serves chat, echo, echo_media, glm_image, qwen2_5_omni" in done.stderr
         assert api.http.get("/v1/jobs").json()["jobs"] == []
         done = CliRunner().invoke(app, ["submit", "Hello", "--url", url, "-p", "echo"])
         assert done.exit_code == 0, done.output

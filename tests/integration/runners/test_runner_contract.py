@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -48,9 +49,13 @@ from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTokensPrompt
 from workers.runners.diffusion.engine_process import EngineProcess
+from workers.runners.echo.answer import AnswerPrompt, BroughtSound
+from workers.runners.echo.bars import BarsPrompt, MovingBarsPrompt
+from workers.runners.echo.declaration import ECHO
 from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.echo.echo_runner import EchoRunner
-from workers.runners.echo.parameters import EchoParameters
+from workers.runners.echo.parameters import AnswerParameters, EchoParameters
+from workers.runners.echo.tone import TonePrompt
 from workers.runners.pooling.engine_settings import PoolingEngine
 from workers.runners.pooling.parameters import PoolingParameters
 from workers.runners.pooling.pooling_runner import PoolingRunner
@@ -168,6 +173,33 @@ async def test_echo() -> None:
             foreign,
         )
     )
+
+
+SOUND = BroughtSound(0, np.sin(np.arange(16_000, dtype=np.float32)))
+CARD = BarsPrompt("hi", 1, 64, 64, (), 2, 0.0, True)
+ECHOES = {
+    "answer": (
+        lambda number: AnswerPrompt("first", str(number), (SOUND,), AnswerParameters(words=True)),
+        AnswerPrompt("first", "many words " * 500, (), AnswerParameters(delay_s=30)),
+    ),
+    "tone": (lambda number: TonePrompt(0.1 + number, 440.0, 0.0), TonePrompt(10.0, 440.0, 30.0)),
+    "bars": (lambda number: CARD._replace(seed=number), CARD._replace(delay_s=30.0, steps=200)),
+    "moving_bars": (
+        lambda number: MovingBarsPrompt(CARD._replace(seed=number), 4, 2),
+        MovingBarsPrompt(CARD._replace(delay_s=30.0), 4, 2),
+    ),
+}  # by the input processor
+
+
+@pytest.mark.parametrize("processor", ECHOES)
+async def test_echoes_of_media(processor: str) -> None:
+    args = OmniEngineArgs("first", None, "cpu", None, 4)
+    short, long = ECHOES[processor]
+    await check(Subject(lambda: EchoRunner(args), short, long, codec_prompts.prompt(), hang=hanging_threads))
+
+
+def test_every_processor_of_echo_is_covered() -> None:
+    assert {"echo", *ECHOES} == set(ECHO.processors)
 
 
 async def test_diffusion(tiny_checkpoint: Path, tmp_path: Path) -> None:

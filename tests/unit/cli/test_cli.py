@@ -171,6 +171,7 @@ def test_list() -> None:
     assert named == [
         "chat",
         "echo",
+        "echo_media",
         "glm_image",
         "qwen2_5_omni",
         "qwen_image",

@@ -249,6 +249,33 @@ def test_a_processor_reads_the_parameters_of_its_stage(
     assert [field for field, said in found if said == message], found
 
 
+def test_a_processor_chooses_the_parameters_of_a_stage_without_a_component() -> None:
+    stages = load_pipeline(ROOT / "stage_configs" / "echo_media.yaml").stages
+    assert {name: stage.parameters_type.__name__ for name, stage in stages.items()} == {
+        "answer": "AnswerParameters",
+        "sound": "ToneParameters",
+        "picture": "BarsParameters",
+        "video": "MovingBarsParameters",
+    }
+    echo = load_pipeline(ROOT / "stage_configs" / "echo.yaml").stage("first")
+    assert echo.parameters_type.__name__ == "EchoParameters"
+
+
+def test_a_processor_says_for_itself_whether_it_needs_a_thread() -> None:
+    stages = load_pipeline(ROOT / "stage_configs" / "echo_media.yaml").stages
+    assert [stage.blocking_prompts for stage in stages.values()] == [True, False, True, True]
+    assert not load_pipeline(ROOT / "stage_configs" / "echo.yaml").stage("first").blocking_prompts
+    assert load_pipeline(ROOT / "stage_configs" / "upscale.yaml").stage("enlarge").blocking_prompts
+
+
+def test_a_processor_makes_no_other_flow_than_its_own(tmp_path: Path) -> None:
+    text = (ROOT / "stage_configs" / "echo_media.yaml").read_text(encoding="utf-8")
+    (tmp_path / "echo_media.yaml").write_text(text.replace("produces: waveform", "produces: bytes"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="the input processor tone makes waveform, not bytes") as caught:
+        load_pipeline(tmp_path / "echo_media.yaml")
+    assert caught.value.field == "stages.sound.produces"
+
+
 def test_a_missing_family_stops_its_pipeline_alone(tmp_path: Path) -> None:
     message = "no such plug-in 'gone' of omni_jobs.families is installed; known: causal_lm, "
     check_broken(tmp_path, "family: qwen2_5_omni", "family: gone", message, 4, "model.family")

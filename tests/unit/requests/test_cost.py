@@ -27,6 +27,9 @@ def cost(pipelines: Pipelines, pipeline: str, outputs: tuple[str, ...], **parame
     [
         ("chat", ("text",)),
         ("echo", ("text",)),
+        ("echo_media", ("text", "audio")),
+        ("echo_media", ("image",)),
+        ("echo_media", ("video",)),
         ("glm_image", ("image",)),
         ("qwen2_5_omni", ("text", "audio")),
         ("qwen_image", ("image",)),

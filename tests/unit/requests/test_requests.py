@@ -421,7 +421,7 @@ def test_too_large(pipelines: Pipelines, settings: Settings, body: dict[str, Any
 
 
 def test_an_unknown_pipeline(pipelines: Pipelines, settings: Settings) -> None:
-    with pytest.raises(NotFound, match="echo, glm_image, qwen2_5_omni") as caught:
+    with pytest.raises(NotFound, match="echo, echo_media, glm_image, qwen2_5_omni") as caught:
         admitted(pipelines, settings, model="gpt")
     assert caught.value.field == "model"
 

@@ -1,4 +1,4 @@
-"""``EchoRunner``: a runner without a model, which waits and echoes its prompt. For tests and benchmarks."""
+"""``EchoRunner``: a runner without a model, which echoes its prompt as text, sound or pictures. For tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_jobs.pipelines.engine_settings import EngineSettings
+from workers.runners.echo.answer import AnswerPrompt, answer
+from workers.runners.echo.bars import BarsPrompt, MovingBarsPrompt, bars, moving_bars
 from workers.runners.echo.echo_processor import EchoPrompt
+from workers.runners.echo.tone import TonePrompt, tone
 from workers.runners.in_process_runner import InProcessRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.types import OmniModelRunnerOutput, Progress
@@ -23,10 +26,28 @@ _BLOCK_BYTES = 1 << 13
 _IN_THREAD_BYTES = 1 << 20  # fewer are made faster than a thread is called
 
 
-class EchoRunner(InProcessRunner[EchoPrompt, EngineSettings]):
+class EchoRunner(
+    InProcessRunner[EchoPrompt | AnswerPrompt | TonePrompt | BarsPrompt | MovingBarsPrompt, EngineSettings]
+):
     """Echoes prompts, any number at once, for stages without a model."""
 
-    async def produce(self, prompt: EchoPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+    async def produce(
+        self, prompt: EchoPrompt | AnswerPrompt | TonePrompt | BarsPrompt | MovingBarsPrompt, progress: ProgressSink
+    ) -> OmniModelRunnerOutput:
+        """Return what a prompt is made into: bytes and text, an answer, a tone, a picture or a video."""
+        match prompt:
+            case EchoPrompt():
+                return await self._echo(prompt, progress)
+            case AnswerPrompt():
+                return await answer(prompt, self.on_thread, progress)
+            case TonePrompt():
+                return await tone(prompt, self.on_thread, progress)
+            case BarsPrompt():
+                return await bars(prompt, self.on_thread, progress)
+            case MovingBarsPrompt():
+                return await moving_bars(prompt, self.on_thread, progress)
+
+    async def _echo(self, prompt: EchoPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Wait for the prompt's ``delay_s`` seconds with progress in ms, then return an output with the prompt's text.
 
         Its ``values`` are the first 1000 characters as ``text``, and ``upstream_bytes``. If ``prompt.capture`` is set,
