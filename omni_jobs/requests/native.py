@@ -21,7 +21,7 @@ def parse(
     body: bytes | bytearray | Mapping[str, Any],
     settings: Settings,
     *,
-    prompt_embeds: bytes | None = None,
+    prompt_embeds: bytes | memoryview | None = None,
     caller: Caller = ANYONE,
     idempotency_key: str | None = None,
     expires_in_s: float | None = None,
@@ -39,7 +39,7 @@ def parse(
     request = JobRequest.parse(sent)
     if is_given_twice:
         raise InvalidRequest("given twice: in the request, and as a part of the body", field="prompt_embeds")
-    size = len(written) + len(prompt_embeds or b"")
+    size = len(written) + (0 if prompt_embeds is None else len(prompt_embeds))
     return Submission(request, sent, size, caller, idempotency_key, expires_in_s)
 
 
