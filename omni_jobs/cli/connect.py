@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeVar
 
+import typer
+
+from omni_jobs.cli.exits import notice
+from omni_jobs.errors import ConfigError, NotFound
+
 if TYPE_CHECKING:
     from omni_jobs.client import AsyncClient, Client
     from omni_jobs.views import PipelineView
@@ -31,8 +36,6 @@ def connect_async(url: str | None) -> AsyncClient:
 
 
 def _client(kind: type[ClientT], url: str | None) -> ClientT:
-    from omni_jobs.cli.exits import notice
-    from omni_jobs.errors import ConfigError
     from omni_jobs.settings import read_settings, unknown_variables
     from omni_jobs.stack.data_directory import running_stack
 
@@ -51,10 +54,6 @@ def _client(kind: type[ClientT], url: str | None) -> ClientT:
 
 def served_pipeline(client: Client, name: str | None) -> PipelineView:
     """Return the pipeline of this name, or the server's only one for None. Raises NotFound and BadParameter."""
-    import typer
-
-    from omni_jobs.errors import NotFound
-
     served = {pipeline.name: pipeline for pipeline in client.pipelines()}
     names = ", ".join(served) or "none"
     if name is None:

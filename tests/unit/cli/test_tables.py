@@ -11,6 +11,7 @@ from omni_jobs.cli.tables import (
     events_table,
     job_progress,
     job_summary,
+    jobs_progress,
     jobs_table,
     size_text,
     stages_table,
@@ -200,3 +201,15 @@ def test_lists() -> None:
     assert "✔ thinker  ✔ talker" in view
     child = ChildView("worker echo.first", ChildState.RESTARTING, 7, 2.5, 3, Path("x.log"))
     assert "worker echo.first  restarting  2.5 s  restarted 3×" in shown(children_table([child]))
+
+
+def test_the_progress_of_several_jobs() -> None:
+    """Each stands above its stages, in the given order; one of which nothing is known yet is there, too."""
+    half = {"done": 5, "total": 10, "unit": "steps", "text": None}
+    running = job("in_progress", [stage("denoise", "running", 0, 1, progress=half)])
+    lines = shown(jobs_progress({"job-2": None, "job-1": running, "job-3": DONE})).splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["job-2", "job-1", "job-3"]
+    assert lines[1].split() == ["job-1", "p", "in_progress"]
+    assert "━" in lines[2]
+    assert "5/10 steps" in lines[2]
+    assert [line.split()[1:3] for line in lines[4:]] == [["thinker", "succeeded"], ["talker", "succeeded"]]

@@ -155,6 +155,14 @@ def test_too_many_jobs_are_waited_for(server: Server, client: Client) -> None:
     assert len({request[2]["Idempotency-Key"] for request in server.seen}) == 1
 
 
+def test_a_pause_in_milliseconds_is_kept(server: Server, client: Client) -> None:
+    server.headers = {"retry-after-ms": "300", "Retry-After": "60"}
+    server.answers = [(503, failure("server_busy")), (200, JOB)]
+    began = time.monotonic()
+    assert client.get("job-1").id == "job-1"
+    assert time.monotonic() - began >= 0.3
+
+
 def test_a_long_wait_is_for_the_caller_to_decide(server: Server, client: Client) -> None:
     server.headers = {"Retry-After": "45"}
     server.answers = [(429, failure("too_many_jobs", "full"))]
