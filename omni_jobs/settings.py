@@ -146,6 +146,16 @@ class Settings(BaseSettings):
     probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A decoder's CPU time for all media of one submit.
     decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # A decoder's CPU time for one medium of a stage run.
 
+    # Media that a request names by URL, and what a remote server's answer links to. off: a URL is refused. hosts: those
+    # of fetch_hosts are fetched. public: those of any host of the internet.
+    fetch: Literal["off", "hosts", "public"] = "off"
+    # Names of hosts, or *.name for all below one: a,b.
+    fetch_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    max_fetched_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # All media of one submit together.
+    fetch_limit_s: Annotated[float, Field(gt=0)] = 60.0  # For one medium; and for its wait for a place before.
+    max_fetches: Annotated[int, Field(ge=1)] = 32  # At once, in an API process.
+    max_fetches_per_tenant: Annotated[int, Field(ge=1)] = 8
+
     # Limits of the API server on its clients.
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # Further names of this server: a,b. *: any name.
     max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10  # The head of one request.
@@ -165,7 +175,7 @@ class Settings(BaseSettings):
     # Sizes of batches and rows.
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 
-    @field_validator("pipelines", "allowed_hosts", "trusted_proxies", mode="before")
+    @field_validator("pipelines", "allowed_hosts", "trusted_proxies", "fetch_hosts", mode="before")
     @classmethod
     def _split_names(cls, value: object, info: ValidationInfo) -> object:
         """Split ``a, b`` of the environment into names. No name at all is as if the variable were not set."""
@@ -190,6 +200,12 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError(f"no address, no network and not * alone: {proxy!r:.60}") from None
         return proxies
+
+    @field_validator("fetch_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names in lower case. Refuse what is no host's name, because it would match none."""
+        return tuple(f"{'*.' * host.startswith('*.')}{check_host(host.removeprefix('*.'))}".lower() for host in hosts)
 
     @field_validator("max_held_body_bytes")
     @classmethod

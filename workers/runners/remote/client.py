@@ -20,13 +20,13 @@ import httpx2
 import orjson
 
 from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
+from omni_jobs.fetch.give_way import Breath
 from omni_jobs.servers import Server
 from workers.runners.remote.asked_pause import pause_of
 from workers.runners.remote.content_encoding import decoder_of
 from workers.runners.remote.document import Document
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.failures import Setback, bad_answer, broken_off, failure_of_status, readable
-from workers.runners.remote.give_way import Breath
 from workers.runners.remote.httpx_hooks import read_politely
 from workers.runners.remote.parameters import PARAMETERS_OF_ENDPOINT
 from workers.runners.remote.prompt import RemoteFile

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from omni_jobs.errors import ModelError
+from omni_jobs.fetch.give_way import Breath
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, read_document
 from workers.runners.remote.failures import Setback, bad_answer
-from workers.runners.remote.give_way import Breath
 
 _WHITE = b" \t\r\n"
 _END = b"[DONE]"

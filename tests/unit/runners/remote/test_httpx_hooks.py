@@ -4,7 +4,8 @@ import asyncio
 
 import httpx2
 
-from workers.runners.remote.httpx_hooks import PoliteBackend, read_politely
+from omni_jobs.fetch.polite_backend import PoliteBackend
+from workers.runners.remote.httpx_hooks import read_politely
 
 
 async def test_every_pool_of_a_client_opens_polite_connections() -> None:
