@@ -4,6 +4,8 @@
     ├── InvalidInput            the caller must change something
     │   ├── InvalidRequest          a request, its body for example; names the field
     │   ├── RequestTooLarge         the body or one of its media is over a limit
+    │   ├── MediaUnavailable        a medium that the request names by URL is not there
+    │   │   └── MediaHostUnavailable    retryable; its host does not send it, and may do better
     │   ├── UnsupportedContentType  the body is not JSON
     │   ├── MalformedRequest        the request is not HTTP as this server speaks it
     │   ├── HeadTooLarge            the request's head has too many bytes or headers
@@ -168,6 +170,14 @@ class InvalidRequest(InvalidInput, code="invalid_request"):
 
 class RequestTooLarge(InvalidInput, code="request_too_large", http_status=413):
     """The request is larger than the server takes."""
+
+
+class MediaUnavailable(InvalidInput, code="media_unavailable"):
+    """A medium is not there that the request names by URL."""
+
+
+class MediaHostUnavailable(MediaUnavailable, code="media_host_unavailable", retryable=True):
+    """The host of a medium that the request names by URL does not send it."""
 
 
 class UnsupportedContentType(InvalidInput, code="unsupported_content_type", http_status=415):

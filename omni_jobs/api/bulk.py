@@ -6,7 +6,7 @@ answers are sent once the request has been read to its end, because a client may
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 logger = logging.getLogger(__name__)
 
+_MOST_LINKS = 8
 _OUTAGES = (DatabaseUnavailable, StorageUnavailable)
 
 CONTENT_TYPES = ("application/jsonl", "application/x-ndjson")
@@ -175,14 +176,17 @@ class _Bulk:
         parse_all = partial(results_of, partial(self._parsed, caller), group)
         texts = [line for _, line in group if isinstance(line, bytes)]
         parsed = await self.services.lanes.run_parsing(texts, parse_all)
-        submissions = [each for each in parsed if isinstance(each, Submission)]
+        numbered = [(number, each) for (number, _), each in zip(group, parsed, strict=True)]
+        for part in _parts(numbered):
+            await self._submit_part(part)
+
+    async def _submit_part(self, part: Sequence[tuple[int, Submission | OmniJobsError]]) -> None:
+        """Submit some lines of a group and write their answers. Raises what ``_submit`` raises."""
+        submissions = [each for _, each in part if isinstance(each, Submission)]
         results = iter(await self.services.intake.submit_many(submissions) if submissions else ())
-        answers = [
-            (number, each if isinstance(each, OmniJobsError) else next(results))
-            for (number, _), each in zip(group, parsed, strict=True)
-        ]
-        self.lines += len(group)
-        self.last = group[-1][0]
+        answers = [(number, each if isinstance(each, OmniJobsError) else next(results)) for number, each in part]
+        self.lines += len(part)
+        self.last = part[-1][0]
         self.accepted += sum(isinstance(answer, SubmitResult) for _, answer in answers)
         await self._write([{"line": number} | _answer(answer) for number, answer in answers])
         for _, answer in answers:
@@ -222,6 +226,20 @@ class _Bulk:
     async def _write(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """Write answers to the disk. A full disk raises its OSError here, before anything was sent to the client."""
         await run_sync(self.answers.write, answers, limiter=self.services.bulk_answers.writes)
+
+
+def _parts(
+    lines: Sequence[tuple[int, Submission | OmniJobsError]],
+) -> Iterator[Sequence[tuple[int, Submission | OmniJobsError]]]:
+    """Yield the lines in parts that name few media by URL, because all that are fetched for a part are in memory."""
+    begin = links = 0
+    for at, (_, each) in enumerate(lines):
+        more = each.request.links if isinstance(each, Submission) else 0
+        if at > begin and more and links + more > _MOST_LINKS:
+            yield lines[begin:at]
+            begin, links = at, 0
+        links += more
+    yield lines[begin:]
 
 
 def _answer(result: SubmitResult | OmniJobsError) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from omni_jobs.http.transport import Transport
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
 from omni_jobs.intake.lanes import Lanes
+from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.jobs import Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
@@ -61,7 +62,8 @@ class Services:
         self.relay = Relay(self.broker)
         self.lanes = Lanes(self.wall.capacity)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall, self.lanes)
-        self.intake = Intake(settings, admissions, self.jobs, self.store, self.relay)
+        self.fetches = MediaFetches(settings, self.pipelines)
+        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2
@@ -100,6 +102,7 @@ class Services:
     async def close(self) -> None:
         """Write the jobs that wait and ring for them, then close all parts."""
         await self.intake.close()
+        self.fetches.close()
         self.watch.release()
         self.readiness.close()
         await self.callers.close()

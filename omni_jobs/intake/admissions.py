@@ -37,20 +37,25 @@ class Admissions:
         self._load_threads = CapacityLimiter(max(1, len(pipelines)))  # so that no load waits for another pipeline's
 
     async def admit(
-        self, submissions: Sequence[Submission], *, wait_for_decoders: bool
+        self, given: Sequence[Submission | OmniJobsError], *, wait_for_decoders: bool
     ) -> list[NewJob | OmniJobsError]:
         """Check submissions. Return a job or the error of the refusal for each, in their order.
 
-        Texts are admitted together. Each submission with media is admitted apart, because decoders take seconds. Raises
-        DecodersUnavailable if too many wait for decoders already, unless these ``wait_for_decoders``.
+        An error in place of a submission is passed on. Texts are admitted together. Each submission with media is
+        admitted apart, because decoders take seconds. Raises DecodersUnavailable if too many wait for decoders already,
+        unless these ``wait_for_decoders``.
         """
+        submissions = [each for each in given if isinstance(each, Submission)]
         missing = await self._load_renderers({each.request.model for each in submissions})
-        with_media = [each.request.has_media for each in submissions]
-        texts = [each for each, has_media in zip(submissions, with_media, strict=True) if not has_media]
+        with_media = [isinstance(each, Submission) and each.request.has_media for each in given]
+        both = zip(given, with_media, strict=True)
+        texts = [each for each, has_media in both if isinstance(each, Submission) and not has_media]
         admitted_texts = iter(await self._admit_texts(texts, missing) if texts else ())
         admitted: list[NewJob | OmniJobsError] = []
-        for each, has_media in zip(submissions, with_media, strict=True):
-            if has_media:
+        for each, has_media in zip(given, with_media, strict=True):
+            if isinstance(each, OmniJobsError):
+                admitted.append(each)
+            elif has_media:
                 admit_alone = partial(results_of, partial(self._admit, missing), [each])
                 admitted += await self._lanes.run_decoding(admit_alone, waits=wait_for_decoders)
             else:

@@ -1,6 +1,6 @@
 """``Intake``: the one way by which jobs are submitted.
 
-    admit → take room → store media → write in a group commit → ring
+    fetch media → admit → take room → store media → write in a group commit → ring
 
 A door makes ``Submission``s of what came to it, and its answer of the intake's ``SubmitResult``s. Each step returns a
 list in the order of the submissions. An error in it stands for one that was refused, and the later steps pass it on, so
@@ -18,17 +18,25 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from omni_jobs.broker.relay import Relay
-from omni_jobs.errors import DatabaseUnavailable, MissingScope, OmniJobsError, StorageError, StorageUnavailable
+from omni_jobs.errors import (
+    DatabaseUnavailable,
+    IdempotencyKeyReused,
+    MissingScope,
+    OmniJobsError,
+    StorageError,
+    StorageUnavailable,
+)
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
 from omni_jobs.intake.intake_observer import IntakeObserver
 from omni_jobs.intake.kept_errors import without_frames
+from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.intake.room import Room
 from omni_jobs.jobs import Jobs, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
-from omni_jobs.requests import Submission
+from omni_jobs.requests import Submission, request_digest
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
@@ -42,6 +50,7 @@ class Intake:
     def __init__(
         self,
         settings: Settings,
+        fetches: MediaFetches,
         admissions: Admissions,
         jobs: Jobs,
         store: ObjectStore,
@@ -49,6 +58,7 @@ class Intake:
         observers: Iterable[IntakeObserver] = (),
     ) -> None:
         """Start the thread that writes jobs. ``close`` leaves the given parts open."""
+        self._fetches = fetches
         self._admissions = admissions
         self._jobs = jobs
         self._store = store
@@ -97,9 +107,41 @@ class Intake:
     async def _submit_many(
         self, submissions: Sequence[Submission], wait_for_decoders: bool
     ) -> list[SubmitResult | OmniJobsError]:
-        admitted = await self._admissions.admit(submissions, wait_for_decoders=wait_for_decoders)
+        repeated = await self._repeated(submissions) if self._fetches.is_on else {}
+        if repeated:
+            rest = [each for number, each in enumerate(submissions) if number not in repeated]
+            others = iter(await self._submit_new(rest, wait_for_decoders) if rest else ())
+            return [repeated.get(number) or next(others) for number in range(len(submissions))]
+        return await self._submit_new(submissions, wait_for_decoders)
+
+    async def _repeated(self, submissions: Sequence[Submission]) -> dict[int, SubmitResult | OmniJobsError]:
+        """Return the results of those submissions whose keys name jobs already, if they name media by URL.
+
+        Nothing is fetched for them, because their media may be gone. Raises DatabaseUnavailable.
+        """
+        keys = {
+            number: (each.caller.tenant, each.idempotency_key)
+            for number, each in enumerate(submissions)
+            if each.idempotency_key is not None and each.request.links
+        }
+        known = await run_sync(self._jobs.known_submits, set(keys.values())) if keys else {}
+        results: dict[int, SubmitResult | OmniJobsError] = {}
+        for number, key in keys.items():
+            if key in known:
+                job_id, digest = known[key]
+                is_same = digest == await run_sync(request_digest, submissions[number].sent)
+                results[number] = (
+                    SubmitResult(job_id, created=False) if is_same else IdempotencyKeyReused(field="Idempotency-Key")
+                )
+        return results
+
+    async def _submit_new(
+        self, submissions: Sequence[Submission], wait_for_decoders: bool
+    ) -> list[SubmitResult | OmniJobsError]:
         limits = {each.caller.tenant: each.caller.limits for each in submissions}
         with ExitStack() as stack:
+            ready = await self._fetches.fetch_all(submissions, stack)
+            admitted = await self._admissions.admit(ready, wait_for_decoders=wait_for_decoders)
             taken = await self._room.take(admitted, limits, stack)
             jobs = await self._with_media(taken.jobs)
             results = await self._write(jobs)

@@ -25,7 +25,7 @@ from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
 from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.snapshot import record_snapshots
-from omni_jobs.jobs.life.submit import known_keys
+from omni_jobs.jobs.life.submit import known_keys, known_submits
 from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view
 from omni_jobs.jobs.read.calibrate import calibrations
@@ -193,6 +193,7 @@ class Jobs:
     get = _reads(job_view.job_view)
     glances = _reads(glances)
     known_keys = _reads(known_keys)
+    known_submits = _reads(known_submits)
     list = _reads(job_list)
     events = _reads(job_view.events)
     artifact = _reads(job_view.artifact)

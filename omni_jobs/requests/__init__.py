@@ -7,7 +7,8 @@ The HTTP API and OmniLLM both admit requests here, so both accept and refuse the
 own Submissions: a JobRequest, with Uploads for its media.
 """
 
-from omni_jobs.requests.admission import admit
+from omni_jobs.requests.admission import admit, request_digest
+from omni_jobs.requests.content import links_of
 from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.native import parse
@@ -21,5 +22,7 @@ __all__ = [
     "admit",
     "cancel_after",
     "check_deadline",
+    "links_of",
     "parse",
+    "request_digest",
 ]

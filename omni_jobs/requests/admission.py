@@ -58,7 +58,7 @@ def admit(
     parameters = parameters_of(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
     _check_parameters(renderer, pipeline, stages, parameters)
-    contents = Contents(pipeline, settings)
+    contents = Contents(pipeline, settings, submission.fetched)
     embeds = _prompt_embeds(request, pipeline)
     admitted: dict[str, Any] = {
         "model": pipeline.name,
@@ -99,7 +99,7 @@ def _job_of(
             for each in stages
         ],
         seed=random.getrandbits(63) if request.seed is None else request.seed,  # no secret
-        request_digest=_digest(submission.sent),
+        request_digest=request_digest(submission.sent),
         unstored=media,
         metadata=request.metadata or {},
         tenant=submission.caller.tenant,
@@ -205,7 +205,8 @@ def _check_prompt(
     return tokens or estimated_tokens(contents.text_bytes, infos)  # models of sounds and pictures count none
 
 
-def _digest(sent: Mapping[str, Any]) -> str:
+def request_digest(sent: Mapping[str, Any]) -> str:
+    """Return the digest of what a client sent, by which a submit that is repeated is known."""
     digest = hashlib.sha256()
     for piece in canonical(sent):
         digest.update(piece)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from omni_jobs.media.formats import Kind
 from omni_jobs.media.info import ImageInfo
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.parameter_limits import INPUT_PIXELS
-from omni_jobs.requests.job_request import AudioPart, ImagePart, Message, Part, TextPart, VideoPart
+from omni_jobs.requests.job_request import Message, Part, TextPart, medium_of
 
 if TYPE_CHECKING:
     from omni_jobs.media import MediaInfo
@@ -35,11 +35,15 @@ class Medium:
 
 
 class Contents:
-    """The converter of one request's messages: it bounds their text, and moves their media to ``media``."""
+    """The converter of one request's messages: it bounds their text, and moves their media to ``media``.
 
-    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
+    ``fetched`` has the media that stand elsewhere, by their places in the request.
+    """
+
+    def __init__(self, pipeline: Pipeline, settings: Settings, fetched: Mapping[str, bytearray] | None = None) -> None:
         self._pipeline = pipeline
         self._settings = settings
+        self._fetched = fetched or {}
         self.text_bytes = 0  # of all messages, once they are converted
         self.media: list[Medium] = []  # in the order of the messages, once they are converted
 
@@ -48,12 +52,7 @@ class Contents:
 
         Raises InvalidRequest and RequestTooLarge naming the field.
         """
-        if len(messages) > self._settings.max_messages:
-            raise RequestTooLarge(f"at most {self._settings.max_messages} are taken (max_messages)", field="messages")
-        contents = [message.content for message in messages if not isinstance(message.content, str)]
-        media = sum(not isinstance(part, TextPart) for parts in contents for part in parts)
-        if media > self._settings.max_media_parts:
-            raise RequestTooLarge(f"at most {self._settings.max_media_parts} media (max_media_parts)", field="messages")
+        _check_numbers(messages, self._settings)
         return [self._message(message, f"messages.{number}") for number, message in enumerate(messages)]
 
     def _message(self, message: Message, field: str) -> dict[str, Any]:
@@ -69,22 +68,14 @@ class Contents:
         return {"role": message.role, "content": content}
 
     def _part(self, message: Message, part: Part, field: str) -> dict[str, Any]:
-        kind: Kind
-        match part:
-            case TextPart():
-                return {"type": "text", "text": self._text(part.text, f"{field}.text")}
-            case AudioPart():
-                kind, upload, field = "audio", part.input_audio.data, f"{field}.input_audio.data"
-            case ImagePart():
-                kind, upload, field = "image", part.image_url.url, f"{field}.image_url.url"
-            case VideoPart():
-                kind, upload, field = "video", part.video_url.url, f"{field}.video_url.url"
-        if kind not in self._pipeline.accepts:
-            known = ", ".join(self._pipeline.accepts)
-            raise InvalidRequest(f"pipeline {self._pipeline.name} takes no {kind}; it takes: {known}", field=field)
-        if message.role != "user":
-            raise InvalidRequest("media stand in the user's messages only", field=field)
-        self.media.append(Medium(kind, upload.read(field, is_url=kind != "audio"), field))
+        if isinstance(part, TextPart):
+            return {"type": "text", "text": self._text(part.text, f"{field}.text")}
+        kind, upload, place = medium_of(part)
+        field = f"{field}.{place}"
+        _check_place(self._pipeline, message, kind, field)
+        fetched = self._fetched.get(field)
+        data = upload.read(field, is_url=place.endswith(".url")) if fetched is None else memoryview(fetched)
+        self.media.append(Medium(kind, data, field))
         return {"type": kind, "media": len(self.media) - 1}
 
     def _text(self, text: str, field: str) -> str:
@@ -95,6 +86,45 @@ class Contents:
                 f"at most {self._settings.max_text_bytes} bytes of text (max_text_bytes)", field=field
             )
         return text
+
+
+def links_of(messages: Sequence[Message], pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the http and https URLs that name media in the messages: their places, and they themselves.
+
+    So no URL is fetched for a request that is refused anyway because of what stands where. Raises InvalidRequest and
+    RequestTooLarge naming the field, also for a URL as the data of a sound, because that has a place for one.
+    """
+    _check_numbers(messages, settings)
+    for number, message in enumerate(messages):
+        for at, part in enumerate(() if isinstance(message.content, str) else message.content):
+            if isinstance(part, TextPart):
+                continue
+            kind, upload, place = medium_of(part)
+            field = f"messages.{number}.content.{at}.{place}"
+            if (link := upload.link) is not None:
+                _check_place(pipeline, message, kind, field)
+                if not place.endswith(".url"):
+                    raise InvalidRequest("a URL stands in input_audio.url", field=field)
+                yield field, link
+
+
+def _check_numbers(messages: Sequence[Message], settings: Settings) -> None:
+    """Raise RequestTooLarge for too many messages or media."""
+    if len(messages) > settings.max_messages:
+        raise RequestTooLarge(f"at most {settings.max_messages} are taken (max_messages)", field="messages")
+    contents = [message.content for message in messages if not isinstance(message.content, str)]
+    media = sum(not isinstance(part, TextPart) for parts in contents for part in parts)
+    if media > settings.max_media_parts:
+        raise RequestTooLarge(f"at most {settings.max_media_parts} media (max_media_parts)", field="messages")
+
+
+def _check_place(pipeline: Pipeline, message: Message, kind: Kind, field: str) -> None:
+    """Raise InvalidRequest for a medium that the pipeline does not take, or takes from the user alone."""
+    if kind not in pipeline.accepts:
+        known = ", ".join(pipeline.accepts)
+        raise InvalidRequest(f"pipeline {pipeline.name} takes no {kind}; it takes: {known}", field=field)
+    if message.role != "user":
+        raise InvalidRequest("media stand in the user's messages only", field=field)
 
 
 def measure(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,9 +15,11 @@ from pydantic import (
     Tag,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.media.formats import Kind
 from omni_jobs.requests.complaints import words_of
 from omni_jobs.requests.deadline import unix_seconds
 from omni_jobs.requests.upload import Upload
@@ -26,6 +28,7 @@ from omni_jobs.requests.upload import Upload
 _TAGS = frozenset(
     {"<string>", "<parts>", "<text>", "<input_audio>", "<image_url>", "<video_url>", "<one>", "<several>"}
 )
+_OR_FETCHED = "(http:// and https:// too, where the server fetches)"
 
 
 class _Frozen(BaseModel):
@@ -38,11 +41,20 @@ class TextPart(_Frozen):
 
 
 class InputAudio(_Frozen):
-    data: Annotated[Upload, Field(description="base64 of a sound file, or a data: URL of it")]
+    """A sound: its ``data`` or its ``url``."""
+
+    data: Annotated[Upload | None, Field(description="base64 of a sound file, or a data: URL of it")] = None
+    url: Annotated[Upload | None, Field(description=f"in place of data: data:audio/…;base64,… {_OR_FETCHED}")] = None
     format: Annotated[
         str | None,
         Field(max_length=64, description="taken for OpenAI's sake: the bytes themselves tell"),
     ] = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.data is None) == (self.url is None):
+            raise ValueError("takes data or url, and not both")
+        return self
 
 
 class AudioPart(_Frozen):
@@ -51,7 +63,10 @@ class AudioPart(_Frozen):
 
 
 class ImageUrl(_Frozen):
-    url: Annotated[Upload, Field(description="data:image/…;base64,… of a PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP")]
+    url: Annotated[
+        Upload,
+        Field(description=f"data:image/…;base64,… of a PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP {_OR_FETCHED}"),
+    ]
     detail: Literal["auto"] | None = None
 
 
@@ -62,13 +77,32 @@ class ImagePart(_Frozen):
 
 class VideoUrl(_Frozen):
     url: Annotated[
-        Upload, Field(description="data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS")
+        Upload,
+        Field(
+            description=f"data:video/…;base64,… of an MP4, QuickTime, 3GP, WebM, Matroska, AVI or MPEG-TS {_OR_FETCHED}"
+        ),
     ]
 
 
 class VideoPart(_Frozen):
     type: Literal["video_url"]
     video_url: VideoUrl
+
+
+MediaPart = AudioPart | ImagePart | VideoPart
+
+
+def medium_of(part: MediaPart) -> tuple[Kind, Upload, str]:
+    """Return the kind and the medium of a part, and the medium's place in it, such as ``image_url.url``."""
+    match part:
+        case AudioPart(input_audio=InputAudio(url=None) as sound):
+            return "audio", sound.data or Upload(), "input_audio.data"  # without a url there are data
+        case AudioPart(input_audio=sound):
+            return "audio", sound.url or Upload(), "input_audio.url"
+        case ImagePart():
+            return "image", part.image_url.url, "image_url.url"
+        case VideoPart():
+            return "video", part.video_url.url, "video_url.url"
 
 
 def _kind_of_part(value: Any) -> str | None:
@@ -207,9 +241,17 @@ class JobRequest(_Frozen):
     @property
     def has_media(self) -> bool:
         """Whether media stand in its messages, which decoders have to probe."""
-        contents = [message.content for message in self.messages or ()]
-        parts = [part for content in contents if not isinstance(content, str) for part in content]
-        return any(not isinstance(part, TextPart) for part in parts)
+        return next(self._media_parts(), None) is not None
+
+    @property
+    def links(self) -> int:
+        """The number of its media that are named by http or https URLs."""
+        return sum(medium_of(part)[1].link is not None for part in self._media_parts())
+
+    def _media_parts(self) -> Iterator[MediaPart]:
+        for message in self.messages or ():
+            if not isinstance(message.content, str):
+                yield from (part for part in message.content if not isinstance(part, TextPart))
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> JobRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omni_jobs.requests.job_request import JobRequest
@@ -20,6 +20,8 @@ class Submission:
     caller           for whom the job is, and what it may ask for
     idempotency_key  the caller's name for this submit: sent again, the submit gives the same job
     expires_in_s     seconds from the submit on after which the job stops by itself (``Cancel-After``)
+    fetched          the bytes of media that the request names by http or https URLs, by their places in it, such as
+                     ``messages.0.content.1.image_url.url``; those that are missing are refused
     """
 
     request: JobRequest
@@ -28,3 +30,4 @@ class Submission:
     caller: Caller = ANYONE
     idempotency_key: str | None = None
     expires_in_s: float | None = None
+    fetched: Mapping[str, bytearray] = field(default_factory=dict)

@@ -150,6 +150,14 @@ def known_keys(tx: Connection, keys: Collection[tuple[str, str]]) -> set[tuple[s
     return rows.intersection(keys)
 
 
+def known_submits(tx: Connection, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the job id and the request's digest of each of these tenants' keys (tenant, key) that names a job."""
+    lists = {"tenants": listed({tenant for tenant, _ in keys}), "keys": listed({key for _, key in keys})}
+    rows = tx.execute(_KNOWN_JOBS, {"ids": listed(()), **lists})
+    found = {(row.tenant, row.idempotency_key): (row.id, row.request_digest) for row in rows}
+    return {key: found[key] for key in keys if key in found}
+
+
 def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> tuple[Any, ...]:
     """Return the whole row of a stage run written at ``at``, with turn, times and reason; ``is_held``: its job."""
     *others, queue_limit_s, state = stage_run
