@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from pydantic import SecretStr
 
+from omni_jobs.fetch.guard import Guard
 from omni_jobs.servers import Server
 from workers.runners.remote.engine_settings import RemoteEngine
 from workers.runners.remote.parameters import RemoteParameters
@@ -29,10 +31,12 @@ def engine_settings(endpoint: str = "chat", **settings: Any) -> RemoteEngine:
 
 
 @asynccontextmanager
-async def remote_runner(url: str, endpoint: str = "chat", **settings: Any) -> AsyncIterator[RemoteRunner]:
-    """A started runner of a stage ``llm``, with a key."""
+async def remote_runner(
+    url: str, endpoint: str = "chat", guard: Guard | None = None, **settings: Any
+) -> AsyncIterator[RemoteRunner]:
+    """A started runner of a stage ``llm``, with a key. ``guard``: of links to other hosts; None: none is fetched."""
     server = Server(url=url, key=SecretStr(KEY))
-    runner = RemoteRunner(args(engine_settings(endpoint, **settings), {"local": server}))
+    runner = RemoteRunner(replace(args(engine_settings(endpoint, **settings), {"local": server}), guard=guard))
     await runner.start()
     try:
         yield runner

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.fetch.guard import Guard
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.prompts.checkpoint_files import check_checkpoint
@@ -80,6 +81,7 @@ class OmniEngineArgs:
     spool_dir: Path | None = None  # the directory of tensors between engine and worker; None: /dev/shm
     min_free_bytes: int = 0  # bytes that stay free in the spool's filesystem
     servers: Mapping[str, Server] = field(default_factory=dict)  # that remote stages may use, by name
+    guard: Guard | None = None  # of links that a remote stage's server names elsewhere; None: it fetches none
     capture_bytes: int | None = None  # limit of hidden states kept at a time; None: from the host's memory
 
     @property
@@ -112,6 +114,7 @@ class OmniEngineArgs:
             spool_dir=settings.spool_dir,
             min_free_bytes=settings.min_free_bytes,
             servers=settings.servers,
+            guard=Guard.of(settings),
             capture_bytes=settings.capture_bytes,
         )
 

@@ -1,7 +1,8 @@
 """``RemoteClient``: requests to one server of the settings, and answers of bounded size.
 
-Everything that the network, the server or its HTTP can do wrong becomes one of the errors of ``failures``. Nothing is
-sent to another host: redirects are refused, and a URL in an answer must have the server's own origin.
+Everything that the network, the server or its HTTP can do wrong becomes one of the errors of ``failures``. Redirects
+are refused. A URL in an answer that has not the server's own origin is fetched through ``omni_jobs.fetch``, without the
+key, or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import httpx2
 import orjson
 
 from omni_jobs.errors import ConfigError, ModelError, RemoteUnavailable
+from omni_jobs.fetch.failures import Blame, FetchFailed
 from omni_jobs.fetch.give_way import Breath
+from omni_jobs.fetch.guard import Guard
+from omni_jobs.fetch.outgoing import FetchBounds, Outgoing
 from omni_jobs.servers import Server
 from workers.runners.remote.asked_pause import pause_of
 from workers.runners.remote.content_encoding import decoder_of
@@ -48,14 +52,21 @@ class RemoteClient:
     tells_times  transcriptions: False once the server has refused to tell the times of what was said
     """
 
-    def __init__(self, server: Server, engine: RemoteEngine, stage: str, connections: int) -> None:
-        """Prepare for up to ``connections`` exchanges at once; nothing is opened or read yet."""
+    def __init__(
+        self, server: Server, engine: RemoteEngine, stage: str, connections: int, guard: Guard | None = None
+    ) -> None:
+        """Prepare for up to ``connections`` exchanges at once; nothing is opened or read yet.
+
+        ``guard``: says what is fetched from other hosts; None: nothing.
+        """
         self._server = server
         self._engine = engine
         self._stage = stage
         self._connections = connections + _SPARE_CONNECTIONS
         self._parameters: Collection[str] = PARAMETERS_OF_ENDPOINT[engine.endpoint].model_fields
         self._http: httpx2.AsyncClient | None = None
+        self._guard = guard
+        self._outgoing: Outgoing | None = None
         self._secret: str | None = None
         self.tells_times = True
 
@@ -84,6 +95,8 @@ class RemoteClient:
             ),
         )
         read_politely(self._http)
+        if self._guard is not None:
+            self._outgoing = Outgoing(self._guard)
 
     def _trust(self) -> ssl.SSLContext | bool:
         if urlsplit(self._server.url).scheme == "http":  # however it is written
@@ -106,6 +119,9 @@ class RemoteClient:
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()
+        outgoing, self._outgoing = self._outgoing, None
+        if outgoing is not None:
+            outgoing.close()
 
     async def greet(self) -> int:
         """Ask the server for its models and return the answer's status. Raises Setback if no answer comes soon."""
@@ -231,8 +247,26 @@ class RemoteClient:
         """Return what a server says, fit for people and without the key."""
         return readable(text, self._secret)
 
-    def own_path(self, url: str) -> str:
-        """Return the path of a URL that an answer names. Raises ModelError unless it has the server's own origin."""
+    async def fetch(self, url: str) -> memoryview:
+        """Return what a URL of an answer leads to, on another host than the server's own.
+
+        Raises ModelError for one that is not fetched, and for what its host does not have, Setback where the host may
+        send it later, and RemoteUnavailable once the client is closed.
+        """
+        if self._guard is None:
+            raise bad_answer(f"it names {readable(url, self._secret)[:200]!r}, which is not on the server itself")
+        if self._outgoing is None:
+            raise RemoteUnavailable("the runner was closed", stage=self._stage)
+        bounds = FetchBounds(self._engine.max_answer_bytes, self._engine.total_s, head_s=self._engine.silence_s)
+        try:
+            return memoryview(await self._outgoing.fetch(url, bounds))
+        except FetchFailed as failed:
+            if failed.blame is Blame.HOST:
+                raise Setback(f"what the answer links to: {failed.reason}", counts=True) from None
+            raise bad_answer(f"what it links to: {failed.reason}") from None
+
+    def own_path(self, url: str) -> str | None:
+        """Return the path of a URL that an answer names; None for one that has not the server's own origin."""
         try:
             parts = urlsplit(urljoin(self._server.url, url))
             own = urlsplit(self._server.url)
@@ -240,7 +274,7 @@ class RemoteClient:
         except ValueError:
             same = False
         if not same or not url.isascii() or not url.isprintable():
-            raise bad_answer(f"it names {readable(url, self._secret)[:200]!r}, which is not on the server itself")
+            return None
         return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 

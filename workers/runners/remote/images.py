@@ -30,11 +30,19 @@ async def images(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     begin = Progress(0, None, "images")
     data, usage = await call.ask(partial(_picture, call=call), begin, "POST", path, **content)
     if isinstance(data, str):
-        data = await call.ask(partial(receive, call=call), begin, "GET", call.client.own_path(data))
+        data = await _linked(data, call, begin)
     found = format_of("image", data)
     if found is None or found.name not in _FORMATS:
         raise bad_answer(f"the picture is none of {', '.join(_FORMATS)}")
     return OmniModelRunnerOutput(encoded={"image": EncodedOutput(data, found.name)}, usage=usage)
+
+
+async def _linked(url: str, call: Call, begin: Progress) -> memoryview:
+    """Return the picture that an answer's URL leads to, on the server itself or, where settings allow it, elsewhere."""
+    path = call.client.own_path(url)
+    if path is not None:
+        return await call.ask(partial(receive, call=call), begin, "GET", path)
+    return await call.patience.until_answered(partial(call.client.fetch, url), begin)
 
 
 async def _picture(answer: Answer, call: Call) -> tuple[memoryview | str, Mapping[str, int] | None]:

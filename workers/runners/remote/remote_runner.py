@@ -57,7 +57,7 @@ class RemoteRunner(BaseRunner[RemotePrompt, RemoteEngine]):
                 field="engine.server",
                 stage=args.stage,
             )
-        self._client = RemoteClient(server, engine, args.stage, args.max_in_flight)
+        self._client = RemoteClient(server, engine, args.stage, args.max_in_flight, args.guard)
         self._recovery = Recovery(self._client.is_back)
         self._cleaning: set[asyncio.Task[None]] = set()
         self._is_open = False

@@ -6,12 +6,14 @@ import io
 import wave
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import IPv4Network
 from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_jobs.errors import ModelError, OmniJobsError, RemoteUnavailable
+from omni_jobs.fetch.guard import Guard
 from tests.remote_stages import Recorded, prompt, recording, remote_runner
 from tests.services.openai_server import (
     Answer,
@@ -186,6 +188,47 @@ async def test_a_picture_elsewhere_is_not_fetched(openai_server: OpenAIServer, p
         with pytest.raises(ModelError, match="not on the server itself"):
             await runner.run(prompt("images"), Recorded())
     assert openai_server.paths("GET") == ["/v1/models"]
+
+
+def guard_of(port: int) -> Guard:
+    """A guard that takes loopback for the internet."""
+    return Guard(ports=frozenset({port}), networks=(IPv4Network("127.0.0.0/8"),))
+
+
+async def test_a_picture_elsewhere_is_fetched_where_the_settings_allow_it(openai_server: OpenAIServer) -> None:
+    """Through the guarded connection, and without the server's key; a host that is busy is asked again."""
+    async with OpenAIServer() as other:
+        other.answers["GET /cat.png?sig=1"] = [error_answer(503), Answer(PNG, content_type="image/png")]
+        openai_server.answers[IMAGES] = [
+            json_answer({"data": [{"url": f"http://127.0.0.1:{other.port}/cat.png?sig=1"}]})
+        ]
+        async with remote_runner(openai_server.url, "images", guard_of(other.port), wait_s=5, tries=2) as runner:
+            output = await runner.run(prompt("images"), Recorded())
+    assert output.encoded["image"].data == PNG
+    assert [request.headers.get("authorization") for request in other.requests] == [None, None]
+
+
+NOT_GUARDED = {
+    "http://169.254.169.254/latest/meta-data/": "another port",
+    "http://localhost:PORT@127.0.0.1/": "user name",
+    "file:///etc/passwd": "neither http",
+    "http://127.0.0.1:PORT/none": "404",
+    "http://127.0.0.1:PORT/moved": "redirects",
+    "http://127.0.0.1:PORT/large": "more than 4096 bytes",
+}
+
+
+@pytest.mark.parametrize("url", NOT_GUARDED)
+async def test_a_picture_elsewhere_that_does_not_pass(openai_server: OpenAIServer, url: str) -> None:
+    async with OpenAIServer() as other:
+        other.answers["GET /none"] = [error_answer(404)]
+        other.answers["GET /moved"] = [Answer(b"", status=302, headers={"Location": "/cat.png"})]
+        other.answers["GET /large"] = [Answer(PNG * 1000)]
+        openai_server.answers[IMAGES] = [json_answer({"data": [{"url": url.replace("PORT", str(other.port))}]})]
+        guard = guard_of(other.port)
+        async with remote_runner(openai_server.url, "images", guard, max_answer_bytes=4096) as runner:
+            with pytest.raises(ModelError, match=NOT_GUARDED[url]):
+                await runner.run(prompt("images"), Recorded())
 
 
 async def test_a_path_of_two_slashes_stays_on_the_server(openai_server: OpenAIServer) -> None:
