@@ -35,6 +35,7 @@ class ProcessorDeclaration:
     produces        the flows that its prompts are made into, where the runner's stages run no component; empty: any of
                     the runner's
     blocking        whether it may take so long that it runs on a thread; None: as the runner says
+    tools           whether its prompts tell the model of the tools that a job offers
     check           the function that refuses a request before its job is taken, as "module:name": it gets the
                     ``StageConfig`` and the admitted request, and raises InvalidRequest; None: every request will do
     """
@@ -47,6 +48,7 @@ class ProcessorDeclaration:
     produces: frozenset[str] = frozenset()
     blocking: bool | None = None
     check: str | None = None
+    tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ class EngineSettings(BaseModel):
         """The number of GPUs that the engine uses."""
         return 1
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a job may offer the model tools, whose calls the runner then gives as ``tool_calls``."""
+        return False
+
     def on(self, device: Device) -> Self:
         """Return the settings that hold on this kind of device; a runner may have overrides for one of them."""
         del device

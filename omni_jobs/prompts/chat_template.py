@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,9 +43,16 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ConfigError(f"not a chat template: {error}", file=file) from error
-        self._variables = {"add_generation_prompt": generation_prompt, **_special_tokens(model_dir)}
+        self._variables: dict[str, Any] = {"add_generation_prompt": generation_prompt, **_special_tokens(model_dir)}
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        """Return this template with tools, in OpenAI's form, of which its prompts tell the model."""
+        bound = copy(self)
+        bound._variables = {**self._variables, "tools": tools}
+        return bound
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the messages as a prompt's text, up to the reply. Raise InvalidRequest when the template fails."""

@@ -23,6 +23,27 @@ def picture_parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         yield f"{field}.image_url.url", part["media"]
 
 
+def strings_of(value: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in a value of JSON, keys among them, with its place; that of a key is its object's."""
+    waiting = [(value, field)]
+    while waiting:
+        each, at = waiting.pop()
+        if isinstance(each, str):
+            yield each, at
+        elif isinstance(each, Mapping):
+            for name, member in each.items():
+                yield name, at
+                waiting.append((member, f"{at}.{name[:64]}" if at else name[:64]))
+        elif isinstance(each, list | tuple):
+            waiting += [(member, f"{at}.{number}") for number, member in enumerate(each)]
+
+
+def offered_tools(request: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the tools that the model is told of: none where the request's ``tool_choice`` is none."""
+    tools: Sequence[Mapping[str, Any]] = request.get("tools", ())
+    return () if request.get("tool_choice") == "none" else tools
+
+
 def last_user_text(request: Mapping[str, Any]) -> str:
     """Return the text of an admitted request's last user message, its parts on lines of their own; "" without one.
 

@@ -6,8 +6,9 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
@@ -28,6 +29,19 @@ class PromptTokenizer:
         self._special_ids = frozenset(self._tokenizer.token_to_id(token) for token in special)
         self._reserved = re.compile(_any_of(special) if special else r"(?!)")
         self._longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+
+    def with_template(self, template: PromptTemplate) -> Self:
+        """Return this tokenizer with another template of its prompts."""
+        other = copy(self)
+        other._template = template
+        return other
+
+    def check_words(self, words: Iterable[tuple[str, str]]) -> None:
+        """Raise InvalidRequest, naming the field, if one of these (text, field) spells a special token."""
+        for text, field in words:
+            token = self._reserved_in(text)
+            if token is not None:
+                raise InvalidRequest(f"the text contains {token}, which the model's prompts reserve", field=field)
 
     def check(self, messages: Messages) -> None:
         """Raise InvalidRequest, naming the field, if a text of the messages spells a special token."""

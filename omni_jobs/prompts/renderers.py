@@ -116,6 +116,16 @@ class ParametersRenderer(Protocol):
         """Raise InvalidRequest, whose field is the parameter's name, for what the checkpoint cannot follow."""
 
 
+@runtime_checkable
+class ToolsRenderer(Protocol):
+    """A prompt renderer that writes a request's ``tools``, calls and answers of tools, if its checkpoint can.
+
+    A request has ``tools`` in OpenAI's form, and messages may have ``tool_calls`` and ``tool_call_id``.
+    """
+
+    takes_tools: bool  # whether the checkpoint's template knows tools
+
+
 @lru_cache(maxsize=16)
 def load_renderer(family_name: str, model_dir: Path) -> PromptRenderer:
     """Return a checkpoint's prompt renderer; the process keeps the last 16, and does not read their files again.

@@ -22,6 +22,7 @@ from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import canonical
 from omni_jobs.requests.options import check_token_ids, modalities_of, outputs_of, parameters_of
 from omni_jobs.requests.submission import Submission
+from omni_jobs.requests.tool_use import tool_use_of
 from omni_jobs.tenants.caller import Scope
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def admit(
     parameters = parameters_of(request, pipeline, stages)
     renderer = (models or Renderers(settings)).of(pipeline)
     _check_parameters(renderer, pipeline, stages, parameters)
+    tool_use = tool_use_of(request, pipeline, stages, parameters, renderer)
     contents = Contents(pipeline, settings, submission.fetched)
     embeds = _prompt_embeds(request, pipeline)
     admitted: dict[str, Any] = {
@@ -67,7 +69,8 @@ def admit(
         "parameters": parameters,
         "return_token_ids": request.return_token_ids,
     }
-    admitted |= outputs | ({"previews": True} if request.previews else {})
+    contents.count(tool_use)
+    admitted |= outputs | tool_use | ({"previews": True} if request.previews else {})
     if embeds is not None:
         admitted["prompt_embeds"] = {"media": 0}
         with renderer_errors(pipeline.name):
@@ -128,6 +131,8 @@ def _prompt_embeds(request: JobRequest, pipeline: Pipeline) -> memoryview | None
     if "prompt_embeds" not in pipeline.accepts:
         known = ", ".join(pipeline.accepts)
         raise InvalidRequest(f"pipeline {pipeline.name} takes no embeddings; it takes: {known}", field="prompt_embeds")
+    if request.tools is not None:
+        raise InvalidRequest("given, and prompt_embeds as well: tools stand in the prompt's text", field="tools")
     if request.messages is not None:
         raise InvalidRequest("given, and messages as well: a prompt is one or the other", field="prompt_embeds")
     return request.prompt_embeds.data.read("prompt_embeds.data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,17 +56,31 @@ class Contents:
         _check_numbers(messages, self._settings)
         return [self._message(message, f"messages.{number}") for number, message in enumerate(messages)]
 
+    def count(self, tool_use: Mapping[str, Any]) -> None:
+        """Count the text of the tools that a request offers. Raises RequestTooLarge naming them."""
+        if "tools" in tool_use:
+            self._text(json.dumps(tool_use["tools"], ensure_ascii=False), "tools")
+
     def _message(self, message: Message, field: str) -> dict[str, Any]:
-        given, field = message.content, f"{field}.content"
+        """Return a message as JSON; content that is null is the empty text."""
+        given = message.content or ""
         is_text = isinstance(given, str)
-        if not (given if is_text else any(not isinstance(part, TextPart) or part.text for part in given)):
-            raise InvalidRequest("the message is empty", field=field)
+        says = bool(given) if is_text else any(not isinstance(part, TextPart) or part.text for part in given)
+        if not says and message.role != "tool" and not message.tool_calls:
+            raise InvalidRequest("the message is empty", field=f"{field}.content")
         content: str | list[dict[str, Any]]
         if isinstance(given, str):
-            content = self._text(given, field)
+            content = self._text(given, f"{field}.content")
         else:
-            content = [self._part(message, part, f"{field}.{number}") for number, part in enumerate(given)]
-        return {"role": message.role, "content": content}
+            content = [self._part(message, part, f"{field}.content.{number}") for number, part in enumerate(given)]
+        made: dict[str, Any] = {"role": message.role, "content": content}
+        if message.tool_calls:
+            for number, call in enumerate(message.tool_calls):
+                self._text(call.function.arguments, f"{field}.tool_calls.{number}.function.arguments")
+            made["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            made["tool_call_id"] = message.tool_call_id
+        return made
 
     def _part(self, message: Message, part: Part, field: str) -> dict[str, Any]:
         if isinstance(part, TextPart):
@@ -96,7 +111,7 @@ def links_of(messages: Sequence[Message], pipeline: Pipeline, settings: Settings
     """
     _check_numbers(messages, settings)
     for number, message in enumerate(messages):
-        for at, part in enumerate(() if isinstance(message.content, str) else message.content):
+        for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, TextPart):
                 continue
             kind, upload, place = medium_of(part)
@@ -112,7 +127,7 @@ def _check_numbers(messages: Sequence[Message], settings: Settings) -> None:
     """Raise RequestTooLarge for too many messages or media."""
     if len(messages) > settings.max_messages:
         raise RequestTooLarge(f"at most {settings.max_messages} are taken (max_messages)", field="messages")
-    contents = [message.content for message in messages if not isinstance(message.content, str)]
+    contents = [message.content for message in messages if isinstance(message.content, list)]
     media = sum(not isinstance(part, TextPart) for parts in contents for part in parts)
     if media > settings.max_media_parts:
         raise RequestTooLarge(f"at most {settings.max_media_parts} media (max_media_parts)", field="messages")

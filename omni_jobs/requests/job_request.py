@@ -14,19 +14,23 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.media.formats import Kind
 from omni_jobs.requests.complaints import words_of
 from omni_jobs.requests.deadline import unix_seconds
+from omni_jobs.requests.tools import MOST_TOOLS, CallId, NamedTool, Tool, ToolCall, ToolChoice
 from omni_jobs.requests.upload import Upload
 
 # Tags of the unions below stand in pydantic's error paths; no field is called like them.
 _TAGS = frozenset(
-    {"<string>", "<parts>", "<text>", "<input_audio>", "<image_url>", "<video_url>", "<one>", "<several>"}
+    {"<string>", "<parts>", "<text>", "<input_audio>", "<image_url>", "<video_url>", "<one>", "<several>", "<named>"}
 )
 _OR_FETCHED = "(http:// and https:// too, where the server fetches)"
 
@@ -118,6 +122,10 @@ def _kind_of_stop(value: Any) -> str:
     return "<one>" if isinstance(value, str) else "<several>"
 
 
+def _kind_of_choice(value: Any) -> str:
+    return "<one>" if isinstance(value, str) else "<named>"
+
+
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[AudioPart, Tag("<input_audio>")]
@@ -135,12 +143,42 @@ Parts = Annotated[list[Part], Field(min_length=1, fail_fast=True)]
 
 
 class Message(_Frozen):
-    """One message of the conversation. Only the user's messages may have media."""
+    """One message of the conversation. Only the user's messages may have media.
 
-    role: Literal["system", "user", "assistant"]
+    An assistant's may have calls of tools, with or without a text; the answer to one is a message of the role tool.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall] | None, Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)] = None
+    tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<parts>")], Discriminator(_kind_of_content)
-    ]
+        Annotated[Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<parts>")], Discriminator(_kind_of_content)]
+        | None,
+        Field(validate_default=True),
+    ] = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _calls_of_assistant(cls, value: list[ToolCall] | None, info: ValidationInfo) -> list[ToolCall] | None:
+        if value is not None and info.data.get("role") != "assistant":
+            raise ValueError("only an assistant calls tools")
+        return value
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _answers_a_call(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("role") == "tool" and value is None:
+            raise PydanticCustomError("missing", "is required")
+        if info.data.get("role") != "tool" and value is not None:
+            raise ValueError("stands in messages of the role tool")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("missing", "is required")
+        return value
 
 
 class PromptEmbeds(_Frozen):
@@ -215,6 +253,20 @@ class JobRequest(_Frozen):
     logprobs: Annotated[
         bool | None, Field(description="whether the result has the logprob of each token of the text")
     ] = None
+    tools: Annotated[
+        list[Tool] | None,
+        Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True, description="functions that the model may call"),
+    ] = None
+    tool_choice: Annotated[
+        Annotated[
+            Annotated[ToolChoice, Tag("<one>")] | Annotated[NamedTool, Tag("<named>")], Discriminator(_kind_of_choice)
+        ]
+        | None,
+        Field(description="none, auto (default), required, or the one tool to call"),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="false: the model calls one tool at most; default true")
+    ] = None
     top_logprobs: Annotated[int | None, Field(description="with logprobs: the likeliest tokens beside each")] = None
     stages: Annotated[
         dict[str, dict[str, Any]] | None,
@@ -250,7 +302,7 @@ class JobRequest(_Frozen):
 
     def _media_parts(self) -> Iterator[MediaPart]:
         for message in self.messages or ():
-            if not isinstance(message.content, str):
+            if isinstance(message.content, list):
                 yield from (part for part in message.content if not isinstance(part, TextPart))
 
     @classmethod

@@ -37,7 +37,7 @@ def kinds() -> dict[str, type[errors.OmniJobsError]]:
 
 def test_the_requests_are_valid() -> None:
     bodies = [json.loads(body) for body in re.findall(r"-d '(\{.*?\})'", API, re.DOTALL)]
-    assert len(bodies) == 3
+    assert len(bodies) == 4
     for body in bodies:
         wanted = JobRequest.model_validate(body).response_format
         assert wanted is None or ResponseFormat.model_validate(wanted)

@@ -36,6 +36,14 @@ def tiny_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_tool_caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny causal language model's checkpoint that calls tools."""
+    from tests.oracles.tool_caller import build_tool_caller
+
+    return build_tool_caller(tmp_path_factory.mktemp("tiny_tool_caller"))
+
+
+@pytest.fixture(scope="session")
 def tiny_qwen_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
     """``tiny_qwen_images(seed)``: the directory of the tiny Qwen-Image checkpoint of that seed."""
     from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint

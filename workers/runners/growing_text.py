@@ -18,8 +18,9 @@ class GrowingText:
     never passes the total.
     """
 
-    def __init__(self, progress: ProgressSink, total: int | None) -> None:
-        """Report to ``progress``, in tokens of ``total``."""
+    def __init__(self, progress: ProgressSink, total: int | None, *, is_shown: bool = True) -> None:
+        """Report to ``progress``, in tokens of ``total``; the text itself only where it ``is_shown``."""
+        self._is_shown = is_shown
         self._progress = progress
         self._total = total
         self._joined: list[str] = []
@@ -55,7 +56,7 @@ class GrowingText:
         self._reported_at = self._loop.time()
         self._is_reported = True
         self._show()
-        self._progress(Progress(self._done, self._total, "tokens", self._shown))
+        self._progress(Progress(self._done, self._total, "tokens", self._shown if self._is_shown else None))
 
     def _show(self) -> None:
         if self._unshown:

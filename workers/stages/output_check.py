@@ -21,6 +21,7 @@ _FIELDS = (  # each with the type that it may have, and the one that it mostly h
     ("encoded", Mapping, MappingProxyType),
     ("warnings", Sequence, tuple),
     ("artifacts", Sequence, tuple),
+    ("tool_calls", Sequence, tuple),
 )
 _MEDIA_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[A-Za-z0-9.+-]{1,60}(; ?[a-z]{1,20}=[A-Za-z0-9.+-]{1,60})?")
 

@@ -255,7 +255,10 @@ class Stage:
             if "text" in stage_input.request.get("modalities", ()):
                 result["text"] = output.text or ""
             if output.finish_reason is not None:
-                result["finish_reason"] = output.finish_reason
+                has_called = output.tool_calls and output.finish_reason == "stop"
+                result["finish_reason"] = "tool_calls" if has_called else output.finish_reason
+            if output.tool_calls:
+                result["tool_calls"] = [dict(call) for call in output.tool_calls]
         elif output.text is not None and self.config.produces == "text":
             result["texts"] = {self.name: output.text}  # a transcript, for example
         if output.usage is not None:

@@ -169,6 +169,7 @@ class OmniModelRunnerOutput(NamedTuple):
     values              small JSON values for the next stage and the job's record
     result              JSON for the user by name, which the job's result keeps under the name and the stage's name
     warnings            for the user: {code, message} each
+    tool_calls          the calls of tools that the text had, {"id", "type", "function": {"name", "arguments"}} each
     usage               {"prompt_tokens", "completion_tokens"} of a runner that counts them itself
     encoded             outputs by modality that the runner gives encoded, to be stored as they are
     artifacts           files beside the pipeline's outputs, for the user; the stage's name begins their names
@@ -188,6 +189,7 @@ class OmniModelRunnerOutput(NamedTuple):
     usage: Mapping[str, int] | None = None
     encoded: Mapping[str, EncodedOutput] = _NOTHING
     artifacts: Sequence[Artifact] = ()
+    tool_calls: Sequence[Mapping[str, Any]] = ()
     room: ReservedMemory | None = None
 
     def free(self) -> None:

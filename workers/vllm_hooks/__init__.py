@@ -9,6 +9,7 @@ worker            vLLM's worker for this platform, made to build our model runne
 lone_tokenizer    a tokenizer in a folder that holds no model
 vocabulary        the bytes of each token
 token_logprobs    the logprobs of a text's tokens, as a job's result has them
+tool_parsers      the parsers of the calls of tools that models write
 grammars          the JSON schemas that its structured outputs cannot keep to
 grammar_compiler  the process that compiles such a schema as vLLM does, before vLLM has it
 engine            AsyncLLM: its start, its calls and its errors

@@ -130,10 +130,15 @@ class Engine:
         """Whether the engine is open and its processes have not failed."""
         return self._open is not None and not self._open.errored
 
+    @property
+    def tokenizer(self) -> Any:
+        """vLLM's tokenizer of the engine. Raise EngineDead once closed."""
+        return self._llm.get_tokenizer()
+
     async def vocabulary(self) -> Vocabulary:
         """Return the tokens of the engine's tokenizer, read once. Raise ModelError for a tokenizer of no known kind."""
         if self._vocabulary is None:
-            tokenizer, size = self._llm.get_tokenizer(), self._llm.model_config.get_vocab_size()
+            tokenizer, size = self.tokenizer, self._llm.model_config.get_vocab_size()
             self._vocabulary = await asyncio.to_thread(Vocabulary.of, tokenizer, size)
         return self._vocabulary
 

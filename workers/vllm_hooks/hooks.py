@@ -27,6 +27,8 @@ _BATCH = "vllm.v1.worker.gpu_input_batch:InputBatch"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker:CPUWorker"
 _ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+_TOOLS = "vllm.tool_parsers.abstract_tool_parser:ToolParserManager"
+_TOOL_PARSER = "vllm.tool_parsers.abstract_tool_parser:ToolParser"
 _LORA = "vllm.lora.ops.torch_ops.lora_ops"
 
 # Methods that we override or call: (owner, name, parameters).
@@ -62,6 +64,9 @@ _METHODS = (
         "request_type grammar_spec stop_token_ids",
     ),
     (_ENGINE, "get_tokenizer", ""),
+    (_TOOL_PARSER, "__init__", "tokenizer tools"),
+    (_TOOL_PARSER, "adjust_request", "request"),
+    (_TOOL_PARSER, "extract_tool_calls", "model_output request"),
     ("vllm.renderers.base:BaseRenderer", "render_cmpl_async", "prompts tok_params prompt_extras skip_mm_cache"),
     ("vllm.renderers.registry:RendererRegistry", "register", "renderer_mode module class_name"),
     ("vllm.tokenizers.registry:_TokenizerRegistry", "register", "tokenizer_mode module class_name"),
@@ -97,6 +102,7 @@ _FIELDS = (
     ("vllm.v1.core.sched.output:SchedulerOutput", "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens"),
     ("vllm.multimodal.inputs:PlaceholderRange", "offset length is_embed"),
     (_ENGINE, "errored"),
+    (_TOOLS, "get_tool_parser tool_parsers lazy_parsers"),
     ("vllm.logprobs:FlatLogprobs", "start_indices end_indices token_ids logprobs ranks"),
     ("vllm.sampling_params:SamplingParams", "flat_logprobs structured_outputs"),
     ("vllm.sampling_params:StructuredOutputsParams", "json json_object"),

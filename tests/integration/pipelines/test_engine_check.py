@@ -27,6 +27,7 @@ WRONG = """\
     engine:
       max_seqs: 8
       trust_remote_code: true
+      tool_parser: hermas
       compilation_config:
         pass_config: {fuse: 1}
       cpu:
@@ -68,13 +69,15 @@ def test_every_mistake_has_file_line_and_field(tuned: Path, wrong: Path) -> None
     assert [line.partition(" ")[0] + line.partition(" ")[2].partition(" ")[0] for line in said] == [
         "18:stages.talker.engine.max_seqs:",
         "19:stages.talker.engine.trust_remote_code:",
-        "21:stages.talker.engine.compilation_config.pass_config.fuse:",
-        "23:stages.talker.engine.cpu.kv_cache_dtype:",
-        "26:stages.code2wav.kind:",
+        "20:stages.talker.engine.tool_parser:",
+        "22:stages.talker.engine.compilation_config.pass_config.fuse:",
+        "24:stages.talker.engine.cpu.kv_cache_dtype:",
+        "27:stages.code2wav.kind:",
     ]
     assert said[0].endswith("has no such argument; did you mean max_num_seqs?")
-    assert "refuses the value: Unexpected keyword" in said[2]
-    assert "refuses the value: Input should be 'auto', 'float16'" in said[3]
+    assert "vLLM has no parser of tools 'hermas'; did you mean" in said[2]
+    assert "refuses the value: Unexpected keyword" in said[3]
+    assert "refuses the value: Input should be 'auto', 'float16'" in said[4]
 
 
 def test_without_vllm_a_line_says_that_nobody_looked(

@@ -16,8 +16,8 @@ from omni_jobs.errors import EngineDead, ModelError
 from tests.oracles.ar import quiet
 from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.asked_text import SCHEMA as FIELD
 from workers.runners.ar.engine_settings import ArEngine
-from workers.runners.ar.grammar_check import SCHEMA as FIELD
 from workers.runners.ar.grammar_check import GrammarCheck
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt
@@ -149,14 +149,14 @@ async def test_a_grammar_that_takes_for_ever_stops_nothing(llm: ARRunner, monkey
 async def test_a_compiler_that_was_killed_is_nobodys_fault(llm: ARRunner) -> None:
     vocabulary = (await llm._running().vocabulary()).serialized()
     check = GrammarCheck(vocabulary, limit_s=60)
-    await check.check("{}")
-    hanging = asyncio.create_task(check.check(json.dumps(HANGS)))
+    await check.check("{}", FIELD)
+    hanging = asyncio.create_task(check.check(json.dumps(HANGS), FIELD))
     await asyncio.sleep(0)
     assert check._process is not None
     check._process.kill()
     with pytest.raises(EngineDead, match="was killed"):
         await hanging
-    await check.check(json.dumps(SCHEMA))
+    await check.check(json.dumps(SCHEMA), FIELD)
     await check.close()
 
 

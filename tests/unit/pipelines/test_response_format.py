@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from omni_jobs.pipelines.response_format import MOST_SCHEMA_BYTES, ResponseFormat
+from omni_jobs.pipelines.json_schema import MOST_SCHEMA_BYTES
+from omni_jobs.pipelines.response_format import ResponseFormat
 
 
 def of(schema: Any, **more: Any) -> dict[str, Any]:

@@ -339,6 +339,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "logprobs of an echo": ({"model": "echo", "logprobs": True}, "logprobs", "does not take it"),
     "a stop string of codes": (
         {"modalities": ["audio"], "stages": {"talker": {"stop": ["x"]}}}, "stages.talker.stop", "unknown key"),
+    "tools where no parser is named": (
+        {"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools", "no stage of pipeline qwen2_5_omni"),
+    "tools of an echo": (
+        {"model": "echo", "tools": [{"type": "function", "function": {"name": "x"}}]}, "tools", "no stage of pipe"),
+    "an answer of a tool where none is called": (
+        {"messages": [*HELLO, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages.1.role", "no stage"),
     "stage unknown": ({"stages": {"foo": {}}}, "stages.foo", "thinker, talker, code2wav"),
     "stage not needed": ({"stages": {"talker": {"top_k": 1}}}, "stages.talker", "do not need"),
     "stage's value": ({"stages": {"thinker": {"top_k": -2}}}, "stages.thinker.top_k", "greater"),

@@ -216,11 +216,28 @@ def test_a_job_names_a_module_that_its_stage_lists() -> None:
          {"quantization": "fp8", "cuda": {"quantization": "awq"}}),
         ({"hf_overrides": {"rope_theta": 1e6}}, {"hf_overrides": {"rope_theta": 1e6}}),
         ({"lora_modules": {"soft": "/a", "loud": "/b"}}, {"lora_modules": ["loud", "soft"]}),
+        ({"tool_parser": "hermes", "structured_outputs_config": {"backend": "xgrammar"}},
+         {"tool_parser": "hermes", "structured_outputs_config": {"backend": "xgrammar"}}),
         ({"block_size": 16, "tensor_parallel_size": 2, "attention_backend": "FLASH_ATTN", "max_loras": 4}, {}),
     ],
 )  # fmt: skip
 def test_the_digest_s_part(given_settings: dict[str, Any], decisive: dict[str, Any]) -> None:
     assert engine(**given_settings).decisive() == decisive
+
+
+def test_a_parser_of_tools_is_the_same_on_each_host_and_lets_jobs_offer_tools() -> None:
+    settings = engine(tool_parser="hermes")
+    assert settings.takes_tools
+    assert not engine().takes_tools
+    assert settings.vllm_args("cuda") == {}
+    assert settings.on("cpu").tool_parser == "hermes"
+    assert problems(cpu={"tool_parser": "hermes"})["cpu.tool_parser"].startswith("stands beside cpu and cuda")
+
+
+def test_a_library_of_grammars_that_follows_the_first_job_is_refused() -> None:
+    for backend in ("auto", "guidance", "outlines"):
+        found = problems(structured_outputs_config={"backend": backend})
+        assert "an engine has one such library" in found["structured_outputs_config.backend"]
 
 
 def test_neither_torch_nor_vllm_is_loaded() -> None:

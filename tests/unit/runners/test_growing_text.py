@@ -53,3 +53,12 @@ async def test_counts_never_fall_and_never_pass_the_total() -> None:
         text.add("x", tokens)
         text.end()
     assert [each.done for each in seen] == [3, 3, 5, 5]
+
+
+async def test_a_text_that_is_not_shown_is_counted_and_kept() -> None:
+    seen: list[Progress] = []
+    text = GrowingText(seen.append, 10, is_shown=False)
+    text.add("<tool_call>", 4)
+    text.end()
+    assert str(text) == "<tool_call>"
+    assert [(each.text, each.done) for each in seen] == [(None, 4)]

@@ -43,7 +43,7 @@ EVERY_PART = {part for name, annotation in TYPES.items() if name in ARGUMENTS fo
 
 
 def test_our_tables_name_arguments_that_vllm_has() -> None:
-    assert {*REFUSED, *ALLOWED_TEXT, *NUMBERS_ONLY, *POOLING_REFUSED} - EVERY_PART == {"lora_modules"}
+    assert {*REFUSED, *ALLOWED_TEXT, *NUMBERS_ONLY, *POOLING_REFUSED} - EVERY_PART == {"lora_modules", "tool_parser"}
     assert set(VllmArguments.model_fields) <= set(ARGUMENTS)
     assert not set(DECISIVE) & set(REFUSED)
 

@@ -1,5 +1,6 @@
 """The prompts of causal language models in the Hugging Face layout, which take text alone."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from omni_jobs.media import MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate, PromptTemplate
 from omni_jobs.prompts.checkpoint_files import positive, read_json
+from omni_jobs.prompts.messages import offered_tools, strings_of
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
 
 # The names of one number in the config.json of different families; the first one present counts.
@@ -33,6 +35,7 @@ class CausalLmPromptRenderer:
         self.max_model_len = positive(config, (*within, _first(text, _LENGTHS)), file)
         self.hidden_size = positive(config, (*within, _first(text, _SIZES)), file)
         self._template = self.load_template(model_dir)
+        self.takes_tools = isinstance(self._template, ChatTemplate) and self._template.takes_tools
         self._tokenizer = PromptTokenizer(model_dir, self._template)
 
     def load_template(self, model_dir: Path) -> PromptTemplate:
@@ -45,16 +48,31 @@ class CausalLmPromptRenderer:
         return isinstance(architectures, list) and any(str(name).endswith(_HEADS) for name in architectures)
 
     def check(self, request: Mapping[str, Any]) -> None:
-        self._tokenizer.check(request["messages"])
+        messages = request["messages"]
+        self._tokenizer.check(messages)
+        self._tokenizer.check_words(strings_of(offered_tools(request), "tools"))
+        for number, message in enumerate(messages):
+            self._tokenizer.check_words(strings_of(_calls(message), f"messages.{number}.tool_calls"))
+            self._tokenizer.check_words(strings_of(message.get("tool_call_id", ""), f"messages.{number}.tool_call_id"))
 
     def render(self, request: Mapping[str, Any]) -> str:
-        return self._template.render(_as_text(request["messages"]))
+        return self._template_for(request).render(_as_text(request["messages"]))
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
-        return self._tokenizer.encode(_as_text(request["messages"]))
+        return self._tokenizer_for(request).encode(_as_text(request["messages"]))
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        return self._tokenizer.count(_as_text(request["messages"]), self.max_model_len)
+        return self._tokenizer_for(request).count(_as_text(request["messages"]), self.max_model_len)
+
+    def _template_for(self, request: Mapping[str, Any]) -> PromptTemplate:
+        tools = offered_tools(request)
+        if tools and isinstance(self._template, ChatTemplate):
+            return self._template.with_tools(tools)
+        return self._template
+
+    def _tokenizer_for(self, request: Mapping[str, Any]) -> PromptTokenizer:
+        template = self._template_for(request)
+        return self._tokenizer if template is self._template else self._tokenizer.with_template(template)
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         lengths = [stage.engine.get("max_model_len") or self.max_model_len for stage in stages]
@@ -66,8 +84,23 @@ def _first(config: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Join each message's parts to the one string that these templates take. Raise InvalidRequest for a medium."""
-    return [{**message, "content": _text(message["content"], number)} for number, message in enumerate(messages)]
+    """Join each message's parts to the one string that these templates take, and read the arguments of its calls.
+
+    Raise InvalidRequest for a medium.
+    """
+    return [
+        {**message, "content": _text(message["content"], number), **({"tool_calls": calls} if calls else {})}
+        for number, message in enumerate(messages)
+        for calls in [_calls(message)]
+    ]
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a message's calls of tools as Transformers' templates take them, with arguments as an object."""
+    return [
+        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
 
 
 def _text(content: Any, number: int) -> str:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
+from workers.runners.ar.asked_text import schema_of, text_arguments, text_parameters
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -26,11 +27,11 @@ from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.ar.component import ArComponent
 from workers.runners.ar.engine_settings import ArEngine
-from workers.runners.ar.grammar_check import SCHEMA, GrammarCheck
+from workers.runners.ar.grammar_check import GrammarCheck
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
-from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.ar.tool_use import MOST_CALLS, ToolUse, tool_call
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
 from workers.runners.growing_text import GrowingText
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
     from workers.vllm_hooks.token_logprobs import TokenLogprobs
+    from workers.vllm_hooks.tool_parsers import ToolTextParser
 
 WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 
@@ -86,6 +88,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         try:
             adapters = self.engine.lora_modules
             check_lora_modules(adapters, self._engine_args.get("max_lora_rank"), self.args.stage)
+            await asyncio.to_thread(self._check_tool_parser)
             await super().start()
             engine = self._running()
             await engine.load_adapters(adapters)
@@ -97,6 +100,16 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             await self.close()
             raise
         self._stop_ids = self._component.stop_ids(engine.hf_config)
+
+    def _check_tool_parser(self) -> None:
+        """Raise ConfigError for a parser of tools that vLLM lacks, or of a stage that makes no text."""
+        if (name := self.engine.tool_parser) is None:
+            return
+        if not self._component.text:
+            raise ConfigError("this component makes no text", field="engine.tool_parser", stage=self.args.stage)
+        from workers.vllm_hooks.tool_parsers import check_tool_parser
+
+        check_tool_parser(name)
 
     def _set_budget(self, row_bytes: int, buffer_bytes: int) -> None:
         """Limit the bytes of hidden states. Raises ConfigError when one step's copy needs more than the limit."""
@@ -147,17 +160,17 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
 
     async def _check_grammar(self, prompt: _Prompt) -> None:
         """Return if the engine can hold the text to the form that is asked for. Raises ModelError naming the field."""
-        wanted = _text_parameters(prompt).response_format
-        schema = None if wanted is None else wanted.schema_text
-        if schema is not None:
+        asked = schema_of(prompt)
+        if asked is not None:
             from workers.vllm_hooks.grammars import unsupported
 
+            schema, field = asked
             if (problem := unsupported(schema)) is not None:
-                raise ModelError(f"no grammar can be made of the schema: {problem}", field=SCHEMA)
+                raise ModelError(f"no grammar can be made of the schema: {problem}", field=field)
             vocabulary = await self._running().vocabulary()
             if self._grammars is None:
                 self._grammars = GrammarCheck(vocabulary.serialized())
-            await self._grammars.check(schema)
+            await self._grammars.check(schema, field)
 
     async def _reserve(self, rows: int, max_tokens: int, progress: ProgressSink) -> CaptureShare:
         """Wait for the bytes of that many rows, in the engine and in the spool. Raises PayloadTooLarge."""
@@ -233,22 +246,23 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         options: Mapping[str, Any],
         progress: ProgressSink,
     ) -> OmniModelRunnerOutput:
-        sampling = self._sampling(prompt, options)
+        parser = await self._tool_parser_of(prompt)
+        sampling = self._sampling(prompt, options, parser)
         if INFORMATION in options:
             # A request with the same token ids must not read the KV cache of this one, whose inputs are others.
             vllm_prompt = {**vllm_prompt, "cache_salt": key}
         token_ids: list[int] = []
         total = prompt.parameters.max_tokens
-        text = GrowingText(progress, total) if self._component.text else None
+        text = GrowingText(progress, total, is_shown=prompt.tools is None) if self._component.text else None
         logprobs = await self._logprobs_of(prompt)
         prompt_token_ids: Sequence[int] = ()
         finish_reason: str | None = None
         async with aclosing(self._running().generate(vllm_prompt, sampling, key, prompt.parameters.lora)) as outputs:
-            async for output in outputs:
-                part = output.outputs[0]
+            async for grown in outputs:
+                part = grown.outputs[0]
                 token_ids.extend(part.token_ids)
                 finish_reason = part.finish_reason
-                prompt_token_ids = output.prompt_token_ids or prompt_token_ids
+                prompt_token_ids = grown.prompt_token_ids or prompt_token_ids
                 if logprobs is not None:
                     logprobs.add(part)
                 if text is None:
@@ -259,19 +273,29 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             text.end()
         _check_end(finish_reason, sampling)
         stopped = finish_reason == "stop"
-        return OmniModelRunnerOutput(
+        output = OmniModelRunnerOutput(
             token_ids=token_ids,
             text=None if text is None else str(text),
             finish_reason=finish_reason,
             prompt_token_ids=prompt_token_ids,
             result={} if logprobs is None else {"logprobs": logprobs.of_text(str(text), stopped=stopped)},
         )
+        return await asyncio.to_thread(_with_calls, output, prompt.tools, parser) if prompt.tools else output
+
+    async def _tool_parser_of(self, prompt: _Prompt) -> ToolTextParser | None:
+        """Return what reads the calls of tools that a model makes in its own words; None where it makes none."""
+        name = self.engine.tool_parser
+        if prompt.tools is None or prompt.tools.forced or name is None:
+            return None
+        from workers.vllm_hooks.tool_parsers import ToolTextParser
+
+        return await asyncio.to_thread(ToolTextParser, name, self._running().tokenizer, prompt.tools.tools)
 
     async def _logprobs_of(self, prompt: _Prompt) -> TokenLogprobs | None:
         """Return what collects the logprobs of a prompt's text; None if they are not asked for."""
         from workers.vllm_hooks.token_logprobs import TokenLogprobs
 
-        parameters = _text_parameters(prompt)
+        parameters = text_parameters(prompt)
         if not parameters.logprobs or not self._component.text:
             return None
         return TokenLogprobs(await self._running().vocabulary(), parameters.top_logprobs)
@@ -287,7 +311,9 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         hidden_states = outputs.pop("hidden_states")
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
 
-    def _sampling(self, prompt: _Prompt, options: Mapping[str, Any]) -> SamplingParams:
+    def _sampling(
+        self, prompt: _Prompt, options: Mapping[str, Any], parser: ToolTextParser | None = None
+    ) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -295,12 +321,13 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         text = self._component.text
         return SamplingParams(
             **{name: getattr(parameters, name) for name in _AS_IN_VLLM},
-            **(_of_text(_text_parameters(prompt)) if text else {}),
+            **(text_arguments(prompt) if text else {}),
             max_tokens=parameters.max_tokens,  # vLLM ends earlier where the context does
             min_tokens=min(parameters.min_tokens, parameters.max_tokens),
             stop_token_ids=[] if parameters.ignore_eos else self._stop_ids,
             ignore_eos=parameters.ignore_eos or not text,
             seed=None if parameters.temperature == 0 else prompt.seed,
+            skip_special_tokens=parser is None or parser.skips_special_tokens,
             detokenize=text,
             output_kind=RequestOutputKind.DELTA,
             # Cached tokens are not computed, so they have no hidden states; and a prompt of placeholders
@@ -310,27 +337,18 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         )
 
 
-_FREE = ArParameters()
-
-
-def _text_parameters(prompt: _Prompt) -> ArParameters:
-    """Return a prompt's parameters; of a stage whose tokens are no text, those that ask for nothing of a text."""
-    return prompt.parameters if isinstance(prompt.parameters, ArParameters) else _FREE
-
-
-def _of_text(parameters: ArParameters) -> dict[str, Any]:
-    """Return the arguments for vLLM's ``SamplingParams`` of what only a text has."""
-    from vllm.sampling_params import StructuredOutputsParams
-
-    arguments: dict[str, Any] = {"stop": list(parameters.stop)}
-    if parameters.logprobs:
-        arguments |= {"logprobs": parameters.top_logprobs, "flat_logprobs": True}
-    wanted = parameters.response_format
-    if wanted is not None and not wanted.is_free:
-        schema = wanted.schema_text
-        constraint: dict[str, Any] = {"json_object": True} if schema is None else {"json": schema}
-        arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
-    return arguments
+def _with_calls(output: OmniModelRunnerOutput, tools: ToolUse, parser: ToolTextParser | None) -> OmniModelRunnerOutput:
+    """Return the output with the calls of tools that its text holds, and the rest of the text. Raises ModelError."""
+    written = output.text or ""
+    if tools.forced:
+        calls = tools.calls_of(written)
+        text = "" if calls else written
+    elif parser is not None:
+        text, found = parser.calls_in(written)
+        calls = [tool_call(name, arguments) for name, arguments in found[: MOST_CALLS if tools.parallel else 1]]
+    else:
+        return output
+    return output._replace(text=text, tool_calls=calls)
 
 
 def _check_end(finish_reason: str | None, sampling: SamplingParams) -> None:

@@ -12,6 +12,7 @@ from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.ar.tool_use import ToolUse
 from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.flow_processor import FlowProcessor
 from workers.stages.tensors import to_torch
@@ -52,6 +53,7 @@ class ChatProcessor:
             parameters=stage_input.parameters,
             seed=stage_input.seed,
             capture=stage_input.capture,
+            tools=ToolUse.of(stage_input.request),
         )
 
     def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
@@ -93,7 +95,13 @@ def _prompt(
     stage_input: StageInput[ArParameters], token_ids: Sequence[int] = (), embeds: torch.Tensor | None = None
 ) -> OmniTokensPrompt:
     return OmniTokensPrompt(
-        token_ids, {}, stage_input.parameters, stage_input.seed, stage_input.capture, prompt_embeds=embeds
+        token_ids,
+        {},
+        stage_input.parameters,
+        stage_input.seed,
+        stage_input.capture,
+        prompt_embeds=embeds,
+        tools=None if stage_input.upstream else ToolUse.of(stage_input.request),
     )
 
 

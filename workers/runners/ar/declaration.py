@@ -10,7 +10,7 @@ AR = RunnerDeclaration(
     engine_check="workers.runners.on_vllm.check_arguments",
     parameters=f"{_HERE}.parameters:ArParameters",
     processors={
-        "chat": ProcessorDeclaration(f"{_HERE}.chat_processor:ChatProcessor", "ar"),
+        "chat": ProcessorDeclaration(f"{_HERE}.chat_processor:ChatProcessor", "ar", tools=True),
         "chat_of_transcript": ProcessorDeclaration(
             f"{_HERE}.chat_of_transcripts:ChatOfTranscripts", "ar", consumes=frozenset({"text"})
         ),

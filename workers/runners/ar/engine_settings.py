@@ -1,4 +1,4 @@
-"""``ArEngine``: the ``engine`` of an AR stage in a stage config: vLLM's engine arguments, and LoRA adapters."""
+"""``ArEngine``: the ``engine`` of an AR stage in a stage config: vLLM's engine arguments, LoRA adapters, its parser."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -20,6 +20,15 @@ class ArEngine(VllmEngine):
         description="name → directory of a LoRA adapter; a job names one in the parameter lora",
     )
 
+    tool_parser: Annotated[
+        str | None,
+        Field(pattern=r"^[a-z0-9_]{1,64}$", description="vLLM's parser of the model's calls of tools, such as hermes"),
+    ] = None
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.tool_parser is not None
+
     def _check_on(self, device: Device, arguments: Mapping[str, Any]) -> None:
         if self.lora_modules and arguments.get("enable_lora") is False:
             raise self._problem(device, "enable_lora", "false, and there are lora_modules")
@@ -37,5 +46,6 @@ class ArEngine(VllmEngine):
         return arguments
 
     def decisive(self) -> dict[str, Any]:
-        """Return what decides a job's result: the arguments in ``DECISIVE``, and the names of ``lora_modules``."""
-        return super().decisive() | ({"lora_modules": sorted(self.lora_modules)} if self.lora_modules else {})
+        """Return what decides a job's result: the arguments in ``DECISIVE``, the names of adapters, and the parser."""
+        own: dict[str, Any] = {"lora_modules": sorted(self.lora_modules)} if self.lora_modules else {}
+        return super().decisive() | own | ({} if self.tool_parser is None else {"tool_parser": self.tool_parser})

@@ -23,7 +23,6 @@ LIMIT_S = 10.0
 """Seconds that a schema may take to become a grammar."""
 _START_S = 120.0  # for the process to import its library, on a host that is busy
 _KEPT = 1024  # answers
-SCHEMA = "response_format.json_schema.schema"
 
 
 class GrammarCheck:
@@ -44,7 +43,7 @@ class GrammarCheck:
         self._turn = asyncio.Lock()
         self._answers: OrderedDict[bytes, str | None] = OrderedDict()
 
-    async def check(self, schema: str) -> None:
+    async def check(self, schema: str, field: str) -> None:
         """Return if the schema becomes a grammar. Raises ModelError, naming the field, if it does not, or not in time.
 
         Raises EngineDead for a process that cannot be started.
@@ -58,7 +57,7 @@ class GrammarCheck:
             self._answers.move_to_end(digest)
             problem = self._answers[digest]
         if problem is not None:
-            raise ModelError(f"no grammar can be made of the schema: {problem}", field=SCHEMA)
+            raise ModelError(f"no grammar can be made of the schema: {problem}", field=field)
 
     async def _compile(self, schema: bytes) -> str | None:
         """Return what is wrong with a schema; None: nothing is."""

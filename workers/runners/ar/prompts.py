@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workers.runners.ar.parameters import ArParameters, TokenParameters
+from workers.runners.ar.tool_use import ToolUse
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ class OmniTextPrompt:
     """The engine prompt of a first AR stage as rendered text, which vLLM tokenizes, with decoded media.
 
     ``multi_modal_data`` is in vLLM's form: ``audio``: [(float32 [T], sampling rate)], ``image``:
-    [PIL.Image], ``video``: [(uint8 [F, H, W, 3], metadata)].
+    [PIL.Image], ``video``: [(uint8 [F, H, W, 3], metadata)]. ``tools``: those that the text tells of.
     """
 
     prompt: str
@@ -25,6 +26,7 @@ class OmniTextPrompt:
     parameters: ArParameters
     seed: int
     capture: bool
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class OmniTokensPrompt:
 
     prompt_token_ids        [P]; empty with prompt_embeds
     prompt_embeds           [P, H], float, on the CPU: the prompt itself, or None
+    tools                   those that the prompt tells of, or None
     additional_information  tensors and values by name, which the model class reads (workers.runners.ar.model_interface)
     """
 
@@ -42,3 +45,4 @@ class OmniTokensPrompt:
     seed: int
     capture: bool
     prompt_embeds: torch.Tensor | None = None
+    tools: ToolUse | None = None

@@ -8,6 +8,10 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omni_jobs.errors import ConfigError
 
 
 def main() -> None:
@@ -18,8 +22,19 @@ def main() -> None:
         gc.disable()  # a fifth of the import's time, and this process ends soon
         from workers.vllm_hooks.engine_arguments import wrong_arguments
 
-        own = frozenset({"lora_modules"})
-        json.dump([list(wrong_arguments(each, own=own)) for each in engines], answer)
+        own = frozenset({"lora_modules", "tool_parser"})
+        json.dump([[*wrong_arguments(each, own=own), *_wrong_parser(each)] for each in engines], answer)
+
+
+def _wrong_parser(engine: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield (where, why) for a parser of tools that vLLM lacks."""
+    if isinstance(name := engine.get("tool_parser"), str):
+        from workers.vllm_hooks.tool_parsers import check_tool_parser
+
+        try:
+            check_tool_parser(name)
+        except ConfigError as error:
+            yield ("tool_parser",), error.message
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ parallelism may round a sum in another way and is not held to be another result.
 
 _ALWAYS_COUNTED = frozenset({"dtype", "max_model_len"})  # counted in the digest even where they are vLLM's defaults
 
-_BESIDE = frozenset({"cpu", "cuda", "lora_modules"})  # a runner's own settings, which are no arguments of vLLM
+_BESIDE = frozenset(
+    {"cpu", "cuda", "lora_modules", "tool_parser"}
+)  # a runner's own settings, which are no arguments of vLLM
 
 
 def engine_error(title: str, problems: list[tuple[FieldPath, str]], value: Any) -> ValidationError:

@@ -1,6 +1,7 @@
 """Chat completions: a text as it streams, or with speech in one piece."""
 
 from contextlib import aclosing
+from typing import Any
 
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.call import Call
@@ -8,9 +9,12 @@ from workers.runners.remote.client import Answer
 from workers.runners.remote.document import Document, PathStep
 from workers.runners.remote.documents import Documents
 from workers.runners.remote.failures import bad_answer
+from workers.runners.remote.logprobs import MOST as MOST_LOGPROBS
+from workers.runners.remote.logprobs import logprobs_of
 from workers.runners.remote.prompt import RemotePrompt
 from workers.runners.remote.reply import Reply, add_content, usage_of
 from workers.runners.remote.speech import speech_output
+from workers.runners.remote.tool_calls import ToolCalls
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
 _PATH = "chat/completions"
@@ -22,13 +26,14 @@ _DETAILS = "reasoning_details"  # OpenRouter's, beside one of these or alone
 async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     """Return the text that a model answers with, its finish reason and usage; its speech as well if it speaks.
 
-    Its reasoning is the result ``reasoning``. A refusal is text, with the warning ``refused``; calls of tools beside a
-    text are the warning ``tool_calls``.
+    Its reasoning is the result ``reasoning``. A refusal is text, with the warning ``refused``; calls of tools that it
+    was not offered, beside a text, are the warning ``tool_calls``.
     """
     speaks = call.engine.speaks and prompt.audio_format is not None
     streams = call.engine.stream and not speaks
     system = [] if call.engine.system is None else [{"role": "system", "content": call.engine.system}]
-    body = call.body(prompt, messages=[*system, *prompt.messages], stream=streams, seed=call.seed(prompt))
+    messages = [*system, *prompt.messages]
+    body = call.body(prompt, messages=messages, stream=streams, seed=call.seed(prompt), **prompt.tool_use)
     total = body.get("max_tokens")
     if "max_tokens" in body:
         body[call.engine.max_tokens_name] = body.pop("max_tokens")
@@ -47,7 +52,10 @@ async def chat(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
 async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingText) -> OmniModelRunnerOutput:
     """Return what an answer says, be it one completion or a stream of its pieces."""
     documents = Documents(answer, call)
-    reply = Reply(text)
+    reply = Reply(text, ToolCalls() if prompt.tool_use else None)
+    wants_logprobs = bool(getattr(prompt.parameters, "logprobs", None))
+    logprobs: list[dict[str, Any]] = []
+    counted = 0
     speech = bytearray()
     has_choice = False
     async with aclosing(aiter(documents)) as stream:
@@ -56,6 +64,11 @@ async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingT
             message = "message" if document.at("choices", 0, "message") is not None else "delta"
             if has_choice:
                 _add(reply, document, message)
+                for entry in logprobs_of(document) if wants_logprobs else ():
+                    logprobs.append(entry)
+                    counted += 1 + len(entry["top_logprobs"])
+                    if counted > MOST_LOGPROBS:
+                        raise bad_answer(f"more than {MOST_LOGPROBS:,} logprobs")
                 if (spoken := await document.medium("choices", 0, message, "audio", "data")) is not None:
                     speech += spoken
             reply.usage = usage_of(document, "usage") or usage_of(document, "x_groq", "usage") or reply.usage
@@ -64,6 +77,8 @@ async def _read(answer: Answer, prompt: RemotePrompt, call: Call, text: GrowingT
     if documents.ended and not has_choice:
         raise bad_answer("choices: there are none")
     output = reply.output(ended=documents.ended)
+    if wants_logprobs:
+        output = output._replace(result={**output.result, "logprobs": logprobs})
     if not speech or prompt.audio_format is None:
         return output
     sound = await speech_output(memoryview(speech), prompt.audio_format, prompt)
@@ -79,6 +94,8 @@ def _add(reply: Reply, document: Document, message: str) -> None:
         reply.say(document.text(*at, "audio", "transcript"))
     reply.refuse(document.text(*at, "refusal"))
     _add_reasoning(reply, document, *at)
+    if reply.calls is not None:
+        reply.calls.add(document, *at, "tool_calls")
     calls = document.peek(*at, "tool_calls")
     for place in range(min(len(calls), 20)) if isinstance(calls, list) else ():
         reply.call(document.word(*at, "tool_calls", place, "function", "name"))

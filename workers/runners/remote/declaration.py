@@ -11,7 +11,7 @@ REMOTE = RunnerDeclaration(
     parameters=f"{_HERE}.parameters:RemoteParameters",
     processors={
         "remote_chat": ProcessorDeclaration(
-            f"{_HERE}.processors:RemoteChatProcessor", "remote", check=f"{_CHECKS}:check_chat"
+            f"{_HERE}.processors:RemoteChatProcessor", "remote", check=f"{_CHECKS}:check_chat", tools=True
         ),
         "remote_text": ProcessorDeclaration(
             f"{_HERE}.processors:RemoteTextProcessor",

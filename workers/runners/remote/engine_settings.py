@@ -53,6 +53,10 @@ class RemoteEngine(EngineSettings):
     max_answer_bytes: Annotated[int, Field(ge=1024, le=4 << 30)] = 64 << 20
     keep_videos: Annotated[bool, Field(description="videos: leave them on the server once they are fetched")] = False
 
+    @property
+    def takes_tools(self) -> bool:
+        return self.endpoint == "chat"
+
     @field_validator("extra_body")
     @classmethod
     def _leaves_ours(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from omni_jobs.pipelines.parameters import StageParameters
+from omni_jobs.pipelines.response_format import ResponseFormat
 
 Endpoint = Literal["chat", "responses", "speech", "transcriptions", "images", "videos"]
 """A part of OpenAI's API that a remote stage can use."""
@@ -32,6 +33,9 @@ class ChatParameters(StageParameters):
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16, strict=False)
     ] = ()
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: _Word | None = None
     top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -41,8 +45,12 @@ class ChatParameters(StageParameters):
 
 
 class ResponsesParameters(StageParameters):
-    """Sampling parameters of responses. ``max_tokens`` is sent as ``max_output_tokens``."""
+    """Sampling parameters of responses, of which some are sent under other names.
 
+    ``max_tokens`` is sent as ``max_output_tokens``, and ``response_format`` as the format of the ``text``.
+    """
+
+    response_format: ResponseFormat | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000, description="null: as many as the server lets")] | None = 1024
@@ -151,4 +159,6 @@ class RemoteParameters(
 def given(parameters: StageParameters, endpoint: Endpoint) -> dict[str, Any]:
     """Return the parameters that are to be sent, those of the endpoint that are neither None nor empty, as JSON."""
     of_endpoint = parameters.model_dump(mode="json", include=set(PARAMETERS_OF_ENDPOINT[endpoint].model_fields))
+    if isinstance(form := getattr(parameters, "response_format", None), ResponseFormat):
+        of_endpoint["response_format"] = form.as_json()
     return {name: value for name, value in of_endpoint.items() if value not in (None, [])}

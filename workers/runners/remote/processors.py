@@ -72,7 +72,16 @@ class RemoteChatProcessor(RemoteProcessor):
                 _message(stage_input, message, f"messages.{position}")
                 for position, message in enumerate(stage_input.request["messages"])
             ],
+            tool_use=_tool_use(stage_input.request),
         )
+
+
+def _tool_use(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chat completion that offer tools, without what its being missing means as well."""
+    if "tools" not in request:
+        return {}
+    lone = {} if request["parallel_tool_calls"] else {"parallel_tool_calls": False}
+    return {"tools": request["tools"], "tool_choice": request["tool_choice"], **lone}
 
 
 def _message(stage_input: StageInput[Any], message: Mapping[str, Any], field: str) -> dict[str, Any]:
@@ -82,7 +91,8 @@ def _message(stage_input: StageInput[Any], message: Mapping[str, Any], field: st
             part if part["type"] == "text" else _part(stage_input, part, f"{field}.content.{place}")
             for place, part in enumerate(content)
         ]
-    return {"role": message["role"], "content": content}
+    calls = {name: message[name] for name in ("tool_calls", "tool_call_id") if name in message}
+    return {"role": message["role"], "content": content or (None if "tool_calls" in calls else content), **calls}
 
 
 def _part(stage_input: StageInput[Any], part: Mapping[str, Any], field: str) -> dict[str, Any]:

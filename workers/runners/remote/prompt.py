@@ -1,5 +1,6 @@
 """``RemotePrompt``: the engine prompt of a remote stage."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class RemotePrompt:
     voice         the job's; None: the server's choice
     audio_format  the format of the speech that the job wants; None: it wants none
     capture       whether a later stage takes the output
+    tool_use      the fields of a chat completion that offer the model tools; empty: it is offered none
     """
 
     parameters: StageParameters
@@ -55,3 +57,4 @@ class RemotePrompt:
     voice: str | None = None
     audio_format: str | None = None
     capture: bool = False
+    tool_use: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -7,6 +7,7 @@ from omni_jobs.errors import ModelError
 from workers.runners.growing_text import GrowingText
 from workers.runners.remote.document import MOST_TEXT, Document, PathStep
 from workers.runners.remote.failures import Setback, bad_answer, broken_off
+from workers.runners.remote.tool_calls import ToolCalls
 from workers.stages.types import OmniModelRunnerOutput
 
 _MOST_NAMES = 20  # of tools
@@ -24,10 +25,12 @@ class Reply:
 
     finish_reason  the server's, in small letters; None: it has not said one
     usage          {"prompt_tokens", "completion_tokens"}; None: the server did not count them
+    calls          the calls of tools that the model was offered; None: it was offered none
     """
 
-    def __init__(self, text: GrowingText) -> None:
-        """Take the text that grows."""
+    def __init__(self, text: GrowingText, calls: ToolCalls | None = None) -> None:
+        """Take the text that grows, and what collects calls of tools."""
+        self.calls = calls
         self.finish_reason: str | None = None
         self.usage: Mapping[str, int] | None = None
         self._text = text
@@ -86,7 +89,7 @@ class Reply:
         if refusal:
             warnings.append(_warning("refused", "the model refuses to answer"))
             text = f"{text}\n{refusal}" if text.strip() else refusal
-        if self._tools:
+        if self._tools and self.calls is None:
             names = ", ".join(name for name in self._tools if name)
             called = "the model calls tools, which no stage runs" + (f": {names}" if names else "")
             if not text.strip():
@@ -101,6 +104,7 @@ class Reply:
             usage=self.usage,
             warnings=warnings,
             result=result,
+            tool_calls=() if self.calls is None else self.calls.collected(),
         )
 
     def _add(self, name: str, piece: str | None) -> None:

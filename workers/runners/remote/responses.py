@@ -37,6 +37,8 @@ async def responses(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOutput:
     total = body.get("max_tokens")
     if "max_tokens" in body:
         body["max_output_tokens"] = body.pop("max_tokens")
+    if (wanted := body.pop("response_format", None)) is not None:
+        body["text"] = {"format": {"type": wanted["type"], **wanted.get("json_schema", {})}}
 
     async def read(answer: Answer) -> OmniModelRunnerOutput:
         return await _read(answer, call, GrowingText(call.progress, total))
