@@ -63,6 +63,11 @@ class MediaFetches:
         """Whether anything is fetched at all."""
         return self._outgoing is not None
 
+    @property
+    def waiting(self) -> int:
+        """The number of fetches that wait for a place of the server's."""
+        return self._places.statistics().tasks_waiting
+
     def close(self) -> None:
         """Let go of the connection's threads."""
         if self._outgoing is not None:

@@ -20,6 +20,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.fetch.guard import Guard
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
+from tests.integration.media.test_media_wall import wait_for
 from tests.oracles import samples
 
 PNG = samples.image_part(samples.image())["image_url"]["url"]
@@ -234,6 +235,7 @@ def test_a_slow_host_holds_up_nobody_but_those_who_wait_for_a_place(
         assert submit(api, {"type": "text", "text": "Hello"}).status_code == 202
         assert submit(api, image(PNG)).status_code == 202
         second = threads.submit(submit, api, quick)
+        wait_for(lambda: api.services.fetches.waiting == 1)
         assert not first.done()
         assert media.asked == ["/slow/a.png"]
         media.go.set()

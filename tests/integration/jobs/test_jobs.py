@@ -162,7 +162,9 @@ def test_a_job_that_is_deleted_while_its_key_is_used_again(jobs: Jobs, database:
 
 def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
     first = submit_one(jobs, new_job(tenant="a", idempotency_key="k"))
-    assert jobs.known_keys({("a", "k"), ("b", "k"), ("a", "other")}) == {("a", "k")}
+    asked = {("a", "k"), ("b", "k"), ("a", "other")}
+    assert jobs.known_keys(asked) == {("a", "k")}
+    assert jobs.known_submits(asked) == {("a", "k"): (first.job_id, new_job().request_digest)}
     wishes = [
         new_job(tenant="b", request_digest="other", idempotency_key="k"),
         new_job(tenant="a", idempotency_key="k"),
@@ -175,6 +177,7 @@ def test_an_idempotency_key_is_its_tenants_own(jobs: Jobs) -> None:
     assert again.job_id == first.job_id  # type: ignore[union-attr]
     assert len({first.job_id, other.job_id, third.job_id}) == 3  # type: ignore[union-attr]
     assert jobs.known_keys({("a", "k"), ("b", "k")}) == {("a", "k"), ("b", "k")}
+    assert jobs.known_submits({("b", "k")}) == {("b", "k"): (other.job_id, "other")}  # type: ignore[union-attr]
 
 
 def test_many_at_once_are_answered_one_by_one(jobs: Jobs) -> None:
