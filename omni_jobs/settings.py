@@ -97,6 +97,7 @@ class Settings(BaseSettings):
     # A worker with free slots looks so often for stage runs that no doorbell has told it of.
     poll_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     progress_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.5  # The pause between two progress reports.
+    watched_every_s: Annotated[float, Field(ge=0.05, le=60)] = 0.1  # The same of a job whose events are streamed.
     cancel_check_s: Annotated[float, Field(ge=0.05, le=60)] = 0.4  # A busy worker checks so often what to cancel.
     stop_limit_s: Annotated[float, Field(ge=1)] = 30.0  # A worker restarts when a stopped stage run goes on longer.
     # A worker restarts when its engine gets on with none of its stage runs for so long: longer than its longest step.

@@ -113,3 +113,16 @@ EVENTS: list[dict[str, Any]] = [
     },
     {"id": 2, "type": "job.retried", "at": "2026-01-05T09:52:00.500000Z", "data": {"stages": ["thinker"]}},
 ]
+
+EVENT_STREAM = """\
+event: stage
+data: {"stage":"thinker","attempt":1,"status":"running"}
+
+event: text
+data: {"stage":"thinker","attempt":1,"offset":0,"text":"The Pharos of"}
+
+id: 1
+event: job.completed
+data: {"id":1,"type":"job.completed","at":"2026-01-05T09:30:02.750000Z","data":{}}
+
+"""

@@ -4,9 +4,11 @@ from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import TypeAdapter
 
-from omni_jobs.api.examples import EVENTS, JOB, MULTIPART, SUBMITS
+from omni_jobs.api.event_stream import EventStream, TextPlace, answer_with
+from omni_jobs.api.examples import EVENT_STREAM, EVENTS, JOB, MULTIPART, SUBMITS
 from omni_jobs.api.needs import Reader, Submitter, Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.http.body_reader import read_body
@@ -28,6 +30,7 @@ from omni_jobs.views import EventView, JobView, Page
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_EVENTS = TypeAdapter(list[EventView])
 _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": JOB}}}}
 
 
@@ -214,8 +217,50 @@ def delete_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> None:
 @router.get(
     "/{job_id}/events",
     response_model=list[EventView],
-    responses={200: {"content": {"application/json": {"example": EVENTS}}}, **errors(404, 503)},
+    responses={
+        200: {"content": {"application/json": {"example": EVENTS}, "text/event-stream": {"example": EVENT_STREAM}}},
+        **errors(404, 503),
+    },
 )
-async def list_events(caller: Reader, job_id: JobId, services: ServicesDep) -> list[EventView]:
-    """List the events of a job, the oldest first. Events have a time to live of their own."""
-    return list(await services.list_threads.run(caller.sees, lambda: services.jobs.events(job_id, caller.sees)))
+async def list_events(
+    caller: Viewer,
+    job_id: JobId,
+    request: Request,
+    services: ServicesDep,
+    starting_after: Annotated[int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it")] = 0,
+    text_from: Annotated[
+        str | None,
+        Query(
+            max_length=2000,
+            description="STAGE:ATTEMPT:OFFSET, or several with commas: stream these texts from so many characters on",
+            examples=["thinker:1:250"],
+        ),
+    ] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1)] = None,
+) -> Response:
+    """List the events of a job, the oldest first. Events have a time to live of their own.
+
+    With `Accept: text/event-stream` they are streamed as they come, together with all that changes: stages,
+    progress, text, previews, artifacts. The stream ends with the job's end. Any server can go on with it.
+    """
+    after = starting_after if last_event_id is None else last_event_id
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        return await services.list_threads.run(caller.sees, lambda: _events(services, caller, job_id, after))
+    places = [] if text_from is None else [TextPlace.of(each) for each in text_from.split(",")]
+    if request.state.method == "HEAD":  # it would be answered once the stream ends
+        await run_sync(services.jobs.get, job_id, caller.sees)
+        return Response(media_type="text/event-stream")
+    stream = EventStream(
+        services.jobs,
+        services.watch,
+        partial(_seen, services, caller, job_id),
+        caller.sees,
+        after=after,
+        places={place.stage: place for place in places},
+    )
+    return await answer_with(stream.events(request.scope["state"].get("connection")))
+
+
+def _events(services: Services, caller: Caller, job_id: str, after: int) -> Response:
+    events = [each for each in services.jobs.events(job_id, caller.sees) if each.id > after]
+    return Response(_EVENTS.dump_json(events), media_type="application/json")

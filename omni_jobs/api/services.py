@@ -69,7 +69,7 @@ class Services:
         most = settings.max_waits if settings.max_waits is not None else connections // 2
         of_tenant = settings.max_waits_per_tenant
         most_of_tenant = a_tenth if of_tenant is None else of_tenant
-        self.watch = Watch(self.jobs.glances, most=most, most_per_tenant=most_of_tenant)
+        self.watch = Watch(self.jobs, most=most, most_per_tenant=most_of_tenant)
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self.pipelines, self.unavailable_reason)
         self.bulk_answers = AllAnswers(settings)
         most_waiting = max(_LEAST_WAITING, a_tenth)

@@ -256,6 +256,32 @@ class EventRow(Base):
     at: Mapped[float] = mapped_column(Seconds)
 
 
+class WatchedJobRow(Base):
+    """The row of a job whose events are streamed. Its workers write its text piece by piece, and report more often.
+
+    Whoever streams the events moves ``until`` on. Removed some time after it is over, with the pieces.
+    """
+
+    __tablename__ = "watched_jobs"
+
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    since: Mapped[float] = mapped_column(Seconds)  # its pieces begin anew with each row
+    until: Mapped[float] = mapped_column(Seconds, index=True)
+
+
+class TextPieceRow(Base):
+    """The row of a piece of the text that an attempt makes while its job is watched: characters [start, stop)."""
+
+    __tablename__ = "text_pieces"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("watched_jobs.job_id", ondelete="CASCADE"), primary_key=True)
+    stage_run_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    stop: Mapped[int]
+    text: Mapped[Any] = mapped_column(JsonText)
+
+
 class GarbageRow(Base):
     """The note that objects are to be deleted. Written with the change that made them useless, removed after them."""
 

@@ -5,6 +5,7 @@ from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
+from omni_jobs.jobs.read.watched import WATCHED_S
 from omni_jobs.jobs.values import (
     Claim,
     Claims,
@@ -26,10 +27,14 @@ from omni_jobs.jobs.values import (
     StoredArtifact,
     StoredSnapshot,
     SubmitResult,
+    TextPiece,
+    WantedText,
+    Wishes,
 )
 from omni_jobs.new_job import NewJob, NewStage, new_job_id
 
 __all__ = [
+    "WATCHED_S",
     "Claim",
     "Claims",
     "Completion",
@@ -56,6 +61,9 @@ __all__ = [
     "StoredArtifact",
     "StoredSnapshot",
     "SubmitResult",
+    "TextPiece",
+    "WantedText",
+    "Wishes",
     "as_written",
     "new_job_id",
 ]

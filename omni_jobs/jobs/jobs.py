@@ -27,7 +27,7 @@ from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
 from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
-from omni_jobs.jobs.read import calibrate, job_view
+from omni_jobs.jobs.read import calibrate, job_view, watched
 from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, queued_jobs
 from omni_jobs.jobs.read.glances import glances
@@ -156,7 +156,7 @@ class Jobs:
     slot_holder = _reads(lease.slot_holder)
     register_worker = _writes(lease.register_worker)
     renew = _writes(lease.renew)
-    unwanted = _reads(lease.unwanted)
+    wishes = _reads(lease.wishes)
     retire_worker = _writes(lease.retire_worker)
     forgive = _writes(lease.forgive)
 
@@ -192,6 +192,9 @@ class Jobs:
 
     get = _reads(job_view.job_view)
     glances = _reads(glances)
+    watch = _writes(watched.watch)
+    text_pieces = _reads(watched.text_pieces)
+    made_text = _reads(watched.made_text)
     known_keys = _reads(known_keys)
     known_submits = _reads(known_submits)
     list = _reads(job_list)

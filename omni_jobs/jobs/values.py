@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from omni_jobs.database.tables import decode_json, encode_json
@@ -58,10 +59,17 @@ class SlotHolder:
     heartbeat_s: float  # how often it renews
 
 
+class Wishes(NamedTuple):
+    """What users wish of the stage runs that a worker runs."""
+
+    unwanted: Sequence[int] = ()  # the ids of those that it must stop, because their job has ended or is to end
+    watched: Mapping[int, float] = MappingProxyType({})  # the ids of those whose job is watched → since when
+
+
 class Renewal(NamedTuple):
     """What a worker learns when it renews its lease."""
 
-    unwanted: Sequence[int] = ()  # the ids of the stage runs that it must stop
+    wishes: Wishes = Wishes()
     is_paused: bool = False  # its stage: it claims nothing until a renewal says otherwise
 
 
@@ -108,6 +116,7 @@ class Claim(NamedTuple):
     alone: bool  # nothing may run beside it in its worker, because it may have killed others
     snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
     is_high: bool = False  # its job's priority: it may take a slot that is kept for such
+    watched_since: float | None = None  # since when its job is watched; None: it is not
 
 
 class Claims(NamedTuple):
@@ -208,14 +217,34 @@ class ProgressReport:
     done: int
     total: int | None
     unit: str
-    text: str | None = None  # the whole text until now
+    text: str | None = None  # the whole text until now; None as well where pieces of it are written
     picture: str | None = None  # the newest preview, a data URL
     resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
+    chars: int | None = None  # how many characters of the text are written in pieces; None: it is not
+
+
+class TextPiece(NamedTuple):
+    """A part of the text that an attempt makes, which begins with the character ``start``."""
+
+    stage_run_id: int
+    attempt: int
+    start: int
+    text: str
+
+
+class WantedText(NamedTuple):
+    """What a reader of an attempt's text asks for: what stands behind the characters that it has."""
+
+    job_id: str
+    stage_run_id: int
+    attempt: int
+    have: int
 
 
 class RunGlance(NamedTuple):
     """A stage run as one who watches its job sees it."""
 
+    id: int
     stage: str
     state: StageRunState
     attempt: int
@@ -225,6 +254,11 @@ class RunGlance(NamedTuple):
     def progress(self) -> ProgressView | None:
         """What its worker reported last; None before that, and unless it runs."""
         return None if self.progress_json is None else ProgressView(**decode_json(self.progress_json))
+
+    @property
+    def chars(self) -> int | None:
+        """How many characters of the text its worker has written in pieces; None of one that is not watched yet."""
+        return None if self.progress_json is None else decode_json(self.progress_json).get("chars")
 
 
 class Glance(NamedTuple):

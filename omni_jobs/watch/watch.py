@@ -5,19 +5,21 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import OmniJobsError, ServerBusy
 from omni_jobs.http.places import Connection
-from omni_jobs.jobs import Glance
+from omni_jobs.jobs import WATCHED_S, Glance, Jobs
+from omni_jobs.watch.texts import SeenText, SeenTexts
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.05  # between two polls, while polls are quick
 _PAUSE_PER_POLL = 10.0  # after a slow poll the pause is so many times as long as the poll,
+_NOTE_EVERY_S = WATCHED_S / 3
 _LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long
 
 
@@ -69,17 +71,19 @@ class Watch:
 
     def __init__(
         self,
-        glances: Callable[[Sequence[str], Collection[str]], Mapping[str, Glance]],
+        jobs: Jobs,
         clock: Callable[[], float] = time.monotonic,
         *,
         most: int = sys.maxsize,
         most_per_tenant: int = sys.maxsize,
     ) -> None:
-        """``glances`` is ``Jobs.glances``, which a thread calls with each poll. ``clock`` returns seconds.
+        """``jobs`` are asked by a thread with each poll. ``clock`` returns seconds.
 
         At most ``most`` requests watch at once, and ``most_per_tenant`` of one tenant.
         """
-        self._glances = glances
+        self._jobs = jobs
+        self._texts = SeenTexts(jobs.text_pieces)
+        self._noted: dict[str, float] = {}  # the jobs whose stage runs are watched, and when that was noted last
         self._clock = clock
         self._most = most
         self._most_per_tenant = most_per_tenant
@@ -128,6 +132,10 @@ class Watch:
             while (glance := await watcher.next()) is not None:
                 yield glance
 
+    def text_of(self, stage_run_id: int) -> SeenText | None:
+        """Return the text so far of a stage run that is watched ``with_runs``; None before it has written any."""
+        return self._texts.of(stage_run_id)
+
     def release(self) -> None:
         """Let all requests go, because the server stops. From now on nobody watches."""
         self._released = True
@@ -168,18 +176,28 @@ class Watch:
             await asyncio.sleep(pause)
             watchers = [each for each in self._watchers if not each.is_over]
             began = self._clock()
-            found = await self._found(watchers) if watchers else {}
+            found = await self._found(watchers, began) if watchers else {}
             for each in watchers:
                 each.show(found.get(each.job_id))
             pause = min(max(_PAUSE_S, _PAUSE_PER_POLL * (self._clock() - began)), _LONGEST_PAUSE_S)
 
-    async def _found(self, watchers: Sequence[_Watcher]) -> Mapping[str, Glance]:
+    async def _found(self, watchers: Sequence[_Watcher], now: float) -> Mapping[str, Glance]:
         """Return what is found of their jobs by id, which is nothing while the database does not answer."""
         job_ids = sorted({each.job_id for each in watchers})
-        with_runs = {each.job_id for each in watchers if each.with_runs}
+        with_runs = sorted({each.job_id for each in watchers if each.with_runs})
         try:
             with suppress(OmniJobsError):
-                return await run_sync(self._glances, job_ids, with_runs)
+                return await run_sync(self._look, job_ids, with_runs, now)
         except Exception:
             logger.exception("polling for changes of jobs")  # a bug: nobody must wait for polls that have ended
         return {}
+
+    def _look(self, job_ids: Sequence[str], with_runs: Sequence[str], now: float) -> Mapping[str, Glance]:
+        """Read jobs, and of those ``with_runs`` the texts; tell the workers of these, too, that they are watched."""
+        self._noted = {job_id: self._noted.get(job_id, -_NOTE_EVERY_S) for job_id in with_runs}
+        if unnoted := [job_id for job_id, at in self._noted.items() if at + _NOTE_EVERY_S <= now]:
+            self._jobs.watch(unnoted)
+            self._noted |= dict.fromkeys(unnoted, now)
+        glances = self._jobs.glances(job_ids, with_runs)
+        self._texts.look({job_id: glances[job_id] for job_id in with_runs if job_id in glances})
+        return glances

@@ -87,6 +87,11 @@ def test_several(tmp_path: Path) -> None:
     assert {"startup: omni-jobs --help", "idle: sqlite: submit → started, p50"} <= set(figures)
 
 
+def test_open_streams(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "streams", "--database", "sqlite")
+    assert {"sqlite: 20 open streams, of a core", "sqlite: from a token to the client's event, p50"} <= set(figures)
+
+
 def test_the_hand_off(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "handoff", "--store", "s3")
     assert {"s3: hand-off, p50", "s3: whole job, p99", "s3: a read"} <= set(figures)

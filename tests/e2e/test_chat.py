@@ -2,9 +2,14 @@
 
 import base64
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,7 @@ from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.e2e.cases import data_url, png
+from tests.event_reader import CutReader
 from tests.oracles.causal_lm import CONTEXT, STOP
 from workers.offline import OmniLLM, OmniOutput
 
@@ -50,7 +56,7 @@ def stage_configs(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def stack(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
     directory = tmp_path_factory.mktemp("chat")
     settings = Settings(
         data_dir=directory / "data",
@@ -60,7 +66,13 @@ def client(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         progress_every_s=0.05,
         lease_s=5.0,
     )
-    with EmbeddedStack(settings, pipelines=["chat"]) as stack, Client(stack.url) as client:
+    with EmbeddedStack(settings, pipelines=["chat"]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def client(stack: EmbeddedStack) -> Iterator[Client]:
+    with Client(stack.url) as client:
         yield client
 
 
@@ -240,3 +252,23 @@ def test_the_demo_of_text(tiny_causal_lm: Path, tmp_path: Path) -> None:
     assert "> Hi 你好" in done.stdout
     assert text in done.stdout
     assert "tokens/s" in done.stdout
+
+
+@pytest.mark.long
+def test_streams_cut_again_and_again_have_the_whole_text_though_their_worker_is_killed(
+    stack: EmbeddedStack, client: Client
+) -> None:
+    random, times_cut, lost = Random(35), 0, 0
+    while times_cut < 200 or not lost:
+        prompts = [f"{random.random()}" for _ in range(24)]
+        jobs = [client.submit(body([{"role": "user", "content": prompt}], 900)) for prompt in prompts]
+        readers = [CutReader([stack.url], job.id, "llm", Random(job.id)) for job in jobs]
+        worker = next(child for child in stack.children() if "llm" in child.name)
+        readers[0].on_text = partial(os.kill, worker.pid or 0, signal.SIGKILL) if not lost else None
+        with ThreadPoolExecutor(len(readers)) as pool:
+            texts = list(pool.map(lambda reader: reader.read(most_bytes=6000), readers))
+        for job, text in zip(jobs, texts, strict=True):
+            ended = client.get(job.id)
+            assert text == (ended.result or {})["text"]
+            lost += ended.stages[0].attempt > 1
+        times_cut += sum(reader.times_cut for reader in readers)

@@ -3,7 +3,8 @@
 Everything that the executor asks of :class:`omni_jobs.jobs.Jobs` goes to one thread. While that writes, more calls
 gather. Together they are the next batch, in as few transactions as there can be: under load hundreds of completions
 and claims share one, an idle worker's single claim goes at once. The thread also renews the worker's lease, so that a
-busy event loop cannot lose it, and while the worker holds stage runs it checks which of them are to stop.
+busy event loop cannot lose it, and while the worker holds stage runs it checks which of them are to stop, and which are
+watched.
 
 While the database does not answer, the batch waits and is tried again. It is not given up before the worker is fenced
 or closes, because a transaction whose COMMIT got no reply may have happened.
@@ -22,11 +23,22 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from omni_jobs.batch_thread import BatchThread
 from omni_jobs.broker.relay import Relay
 from omni_jobs.errors import DatabaseUnavailable, Fenced, OmniJobsError, SlotTaken, StageError
-from omni_jobs.jobs import Claims, Jobs, NewSnapshot, NewWorker, Outcome, ProgressReport, Report
+from omni_jobs.jobs import (
+    Claims,
+    Jobs,
+    NewSnapshot,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    Report,
+    TextPiece,
+    Wishes,
+)
 from omni_jobs.observers import Observers
 from omni_jobs.settings import Settings
 from workers.execution.observers.ledger_observer import LedgerObserver
 from workers.execution.observers.run_times import RunTimes
+from workers.execution.progress_reports import NewestReports, WatchedRuns
 from workers.execution.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
@@ -64,6 +76,7 @@ class _Batch:
     reports: list[_Ask[Report, Outcome]] = field(default_factory=list)
     claims: list[_Ask[_Wanted, Claims]] = field(default_factory=list)
     progress: dict[int, ProgressReport] = field(default_factory=dict)
+    pieces: list[TextPiece] = field(default_factory=list)
     last: bool = False  # the worker retires after it
 
     @property
@@ -81,6 +94,7 @@ class _Batch:
         for asks, more in zip(self.asks, later.asks, strict=True):
             asks.extend(more)
         self.progress |= later.progress
+        self.pieces += later.pieces
         self.last |= later.last
 
 
@@ -128,8 +142,9 @@ class Ledger:
         # The loop's.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = _Batch()  # and not handed over yet
-        self._progress: dict[int, ProgressReport] = {}
-        self._progress_at = 0.0  # not before then is progress handed over
+        self._watched = WatchedRuns()
+        self._progress = NewestReports(settings.progress_every_s, self._hand_over_progress)
+        self._watched_progress = NewestReports(settings.watched_every_s, self._hand_over_watched)
         # The thread's.
         self._batch = _Batch()  # not written yet
         self._held: set[int] = set()  # the stage runs that were claimed and are not reported yet
@@ -181,7 +196,11 @@ class Ledger:
         :func:`omni_jobs.jobs.life.claim.claim` explains it. Ask for no other before this is answered. Raises Fenced,
         and StageError when the database refuses.
         """
-        return await self._ask(self._asked.claims, _Wanted(at_most, of_high, is_idle))
+        claims = await self._ask(self._asked.claims, _Wanted(at_most, of_high, is_idle))
+        for claim in claims.claims:
+            if claim.watched_since is not None:
+                self._watched.add(claim.stage_run_id, claim.watched_since)
+        return claims
 
     async def report(self, report: Report) -> Outcome:
         """Record how an attempt has ended, ring for what follows, and return the outcome, perhaps not ``won``.
@@ -212,15 +231,26 @@ class Ledger:
         return await self._ask(self._asked.snapshots, snapshot)
 
     def report_progress(self, report: ProgressReport) -> None:
-        """Keep this as the newest progress of a stage run. The newest is written every ``progress_every_s`` seconds."""
-        if not self._progress:
-            loop = asyncio.get_running_loop()
-            loop.call_later(max(0.0, self._progress_at - loop.time()), self._hand_over_progress)
-        self._progress[report.stage_run_id] = report
+        """Keep this as the newest progress of a stage run. The newest is written every ``progress_every_s`` seconds.
+
+        If the stage run is watched, it is written every ``watched_every_s`` seconds, and its text in pieces.
+        """
+        if report.stage_run_id in self._watched:
+            self._progress.forget(report.stage_run_id)
+            self._watched_progress.put(report)
+        else:
+            self._progress.put(report)
+
+    def finish_text(self, stage_run_id: int) -> None:
+        """Write at once what is unwritten of a watched stage run, because no result may have the end of its text."""
+        if stage_run_id in self._watched:
+            self._watched_progress.flush()
 
     def forget_progress(self, stage_run_id: int) -> None:
         """Drop the unwritten progress of a stage run that has ended, unless the thread has it already."""
-        self._progress.pop(stage_run_id, None)
+        self._progress.forget(stage_run_id)
+        self._watched_progress.forget(stage_run_id)
+        self._watched.forget(stage_run_id)
 
     async def _ask(self, asks: list[_Ask[T, A]], argument: T) -> A:
         if self._fenced is not None:
@@ -244,11 +274,16 @@ class Ledger:
         batch, self._asked = self._asked, _Batch()
         self._thread.put(batch)
 
-    def _hand_over_progress(self) -> None:
-        if self._progress:
-            self._thread.put(_Batch(progress=self._progress))
-            self._progress = {}
-            self._progress_at = asyncio.get_running_loop().time() + self._settings.progress_every_s
+    def _hand_over_progress(self, progress: dict[int, ProgressReport]) -> None:
+        self._thread.put(_Batch(progress=progress))
+
+    def _hand_over_watched(self, progress: dict[int, ProgressReport]) -> None:
+        batch = _Batch()
+        for stage_run_id, report in progress.items():
+            batch.progress[stage_run_id], piece = self._watched.take_piece(report)
+            if piece is not None:
+                batch.pieces.append(piece)
+        self._thread.put(batch)
 
     # The thread: when it acts.
 
@@ -277,7 +312,7 @@ class Ledger:
                 self._renew_at = began + self._settings.heartbeat_s
             self._write(self._batch)
             if self._held and time.monotonic() >= self._check_at:
-                self._stop_runs(self._jobs.unwanted(self.worker.worker_id))
+                self._heed(self._jobs.wishes(self.worker.worker_id))
             self._pause_s = self._retry_at = 0.0
         except DatabaseUnavailable as error:
             logger.error("%d reports and claims wait: %s", self._batch.size, error)
@@ -296,7 +331,7 @@ class Ledger:
         renewal = self._slot.renew(self._run_times.mean(time.monotonic()))
         if renewal is None:
             return
-        self._stop_runs(renewal.unwanted)
+        self._heed(renewal.wishes)
         if renewal.is_paused != self.is_paused:
             self.is_paused = renewal.is_paused
             self._on_loop(self._on_pause, renewal.is_paused)
@@ -314,10 +349,11 @@ class Ledger:
                 logger.exception("could not retire, the lease will run out")
             self._fenced = Fenced("this worker has retired")
 
-    def _stop_runs(self, stage_run_ids: Sequence[int]) -> None:
+    def _heed(self, wishes: Wishes) -> None:
         self._check_at = time.monotonic() + self._settings.cancel_check_s
-        if stage_run_ids:
-            self._on_loop(self._on_cancel, stage_run_ids)
+        self._on_loop(self._watched.set, wishes.watched)
+        if wishes.unwanted:
+            self._on_loop(self._on_cancel, wishes.unwanted)
 
     def _stop_fenced(self, fenced: Fenced) -> None:
         """Write no report any more; queue the held stage runs again, without counting them as lost with the worker."""
@@ -336,6 +372,7 @@ class Ledger:
         for asks in self._batch.asks:
             self._answer(asks, [fenced] * len(asks))
         self._batch.progress.clear()
+        self._batch.pieces.clear()
 
     # The thread: its transactions.
 
@@ -345,13 +382,18 @@ class Ledger:
         Raises DatabaseUnavailable, and Fenced when the worker has no lease.
         """
         self._write_group(batch.snapshots, self._jobs.record_snapshots)
+        if batch.pieces:  # whoever sees that an attempt has succeeded shall find its whole text
+            self._write_progress(batch)
         if batch.reports and batch.claims:
             self._write_in_one(batch)
         self._write_group(batch.reports, self._report)
         self._write_group(batch.claims, self._claim)
         if batch.progress:
-            self._jobs.report_progress(list(batch.progress.values()))
-            batch.progress = {}
+            self._write_progress(batch)
+
+    def _write_progress(self, batch: _Batch) -> None:
+        self._jobs.report_progress(list(batch.progress.values()), batch.pieces)
+        batch.progress, batch.pieces = {}, []
 
     def _write_in_one(self, batch: _Batch) -> None:
         """Write reports, and the claim that comes in their place, in one transaction, unless that is refused."""

@@ -5,17 +5,15 @@ import asyncio
 from workers.runners.runner import ProgressSink
 from workers.stages.types import Progress
 
-_REPORT_EVERY_S = 0.05  # each report has the text so far, so more of them would cost more than the text
-MOST_REPORTED = 64 << 10
-"""Characters of a text that a report has at most."""
+_REPORT_EVERY_S = 0.05  # each report has the text so far, so more of them would cost more than the text,
+_OFTEN_CHARS = 256 << 10  # and of a text that is longer than this so many fewer come
 _JOIN_AT = 4096  # pieces, which cost more memory than their characters
 
 
 class GrowingText:
     """Collects the pieces of a text and reports it as it grows: at once, then every twentieth of a second.
 
-    A report has the text so far, or the last 65,536 characters of a longer one. Its count of tokens never falls, and
-    never passes the total.
+    A report has the text so far. Its count of tokens never falls, and never passes the total.
     """
 
     def __init__(self, progress: ProgressSink, total: int | None, *, is_shown: bool = True) -> None:
@@ -40,7 +38,7 @@ class GrowingText:
         done = self._done + 1 if tokens is None else max(tokens, self._done)
         self._done = done if self._total is None else min(done, self._total)
         self._is_reported = False
-        if self._loop.time() >= self._reported_at + _REPORT_EVERY_S:
+        if self._loop.time() >= self._reported_at + _REPORT_EVERY_S * max(1.0, len(self._shown) / _OFTEN_CHARS):
             self._report()
         if len(self._pieces) >= _JOIN_AT:
             self._show()
@@ -60,7 +58,7 @@ class GrowingText:
 
     def _show(self) -> None:
         if self._unshown:
-            self._shown = "".join((self._shown, *self._pieces[-self._unshown :]))[-MOST_REPORTED:]
+            self._shown = "".join((self._shown, *self._pieces[-self._unshown :]))
             self._unshown = 0
 
     def __str__(self) -> str:

@@ -100,7 +100,7 @@ class Progress:
     done: int
     total: int | None
     unit: str  # "tokens", "steps", …; WAITING: the runner holds the stage run back until it has room
-    text: str | None = None  # the text so far, or its end, of a stage that makes text
+    text: str | None = None  # the whole text so far, of a stage that makes text
     resumed_at: int | None = None  # the ``steps_done`` of the snapshot from which it went on; None: it began anew
     picture: torch.Tensor | NDArray[Any] | None = None  # the newest preview, uint8 [h, w, 3], if the job asked for any
 

@@ -20,13 +20,13 @@ from sqlalchemy import (
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_or
-from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WorkerRow, state_is
+from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WatchedJobRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.order.paused_stages import is_paused
-from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder
+from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder, Wishes
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
 from omni_jobs.states import StageRunState
 from omni_jobs.views import WorkerView
@@ -50,12 +50,17 @@ _RENEW = (
     )
     .returning(WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.stage)
 )
-_UNWANTED = (
-    select(StageRunRow.id)
+_IS_UNWANTED = JobRow.state.not_in([state.value for state in ACTIVE])
+_WISHES = (
+    select(StageRunRow.id, _IS_UNWANTED.label("is_unwanted"), WatchedJobRow.since)
     .join(JobRow, JobRow.id == StageRunRow.job_id)
+    .outerjoin(WatchedJobRow, and_(WatchedJobRow.job_id == JobRow.id, WatchedJobRow.until > now()))
     .where(
-        _IS_RUNNING, StageRunRow.owner == bindparam("worker_id"), JobRow.state.not_in([state.value for state in ACTIVE])
+        _IS_RUNNING,
+        StageRunRow.owner == bindparam("worker_id"),
+        or_(_IS_UNWANTED, WatchedJobRow.since.is_not(None)),
     )
+    .order_by(StageRunRow.id)
 )
 
 
@@ -124,7 +129,7 @@ def register_worker(
 
 
 def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
-    """Extend the worker's lease. Return the ids that ``unwanted`` returns, and whether its stage is paused.
+    """Extend the worker's lease. Return its users' wishes, and whether its stage is paused.
 
     ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. A lease
     that ran out, while the database was away perhaps, begins anew if nobody has taken the stage runs. Raises Fenced
@@ -135,12 +140,14 @@ def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None = 
     if renewed is None:
         raise Fenced(f"the lease of worker {worker_id} is gone")
     stage = StageId(PipelineId(renewed.pipeline, renewed.pipeline_digest), renewed.stage)
-    return Renewal(unwanted(tx, worker_id), is_paused(tx, stage))
+    return Renewal(wishes(tx, worker_id), is_paused(tx, stage))
 
 
-def unwanted(tx: Connection, worker_id: str) -> list[int]:
-    """Return the ids of the stage runs that this worker must stop, because their job has ended or is to end."""
-    return sorted(tx.execute(_UNWANTED, {"worker_id": worker_id}).scalars())
+def wishes(tx: Connection, worker_id: str) -> Wishes:
+    """Return which of the stage runs that this worker runs it must stop, and which of them are watched."""
+    rows = tx.execute(_WISHES, {"worker_id": worker_id}).all()
+    unwanted = [row.id for row in rows if row.is_unwanted]
+    return Wishes(unwanted, {row.id: row.since for row in rows if row.since is not None and not row.is_unwanted})
 
 
 def retire_worker(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:

@@ -1,4 +1,4 @@
-"""A round of the rescuer, in short transactions: it removes lost workers, frees, expires, and lets in."""
+"""A round of the rescuer, in short transactions: it removes lost workers, frees, expires, forgets, and lets in."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +11,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.jobs.crew import lease
 from omni_jobs.jobs.life import expire
 from omni_jobs.jobs.order import quota
+from omni_jobs.jobs.read import watched
 from omni_jobs.jobs.values import RescueResult
 
 T = TypeVar("T")
@@ -71,6 +72,8 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
         number, more_queues = run(expire.expire_late)
         expired += number
         queues |= more_queues
+    while run(watched.forget_unwatched):
+        pass
     for tenant in db.read(quota.tenants_with_held_jobs):
         while more_queues := run(partial(quota.let_in, tenants=[tenant])):
             queues |= more_queues

@@ -106,7 +106,7 @@ def _claim(
 ) -> Claim:
     """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``, and of payloads by job and stage."""
     stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, snapshot = stage_run
-    _, pipeline, request, media, seed = job
+    _, pipeline, request, media, seed, watched_since = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
     return Claim(
@@ -122,6 +122,7 @@ def _claim(
         has_successors=bool(has_successors),
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
         is_high=bool(is_high),
+        watched_since=watched_since,
         snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
     )
 

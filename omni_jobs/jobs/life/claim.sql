@@ -84,8 +84,10 @@ SELECT id, job_id, stage, attempt, inputs, has_successors, retries, failures, is
 WHERE id {ids}
 ORDER BY turn, id
 
--- claimed_jobs: reads their jobs.
-SELECT id, pipeline, request, media, seed FROM jobs WHERE id {in jobs_of_runs}
+-- claimed_jobs: reads their jobs, and since when they are watched.
+SELECT id, pipeline, request, media, seed,
+       (SELECT since FROM watched_jobs WHERE job_id = jobs.id AND until > {now})
+FROM jobs WHERE id {in jobs_of_runs}
 
 -- jobs_with_inputs: the jobs of those that have inputs.
 {jobs_of_runs} AND inputs <> '[]'

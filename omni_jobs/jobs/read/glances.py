@@ -16,7 +16,7 @@ def glances(tx: Connection, job_ids: Collection[str], with_runs: Collection[str]
     """Return glances at those of these jobs that exist, by job id; those at ``with_runs`` have the stage runs."""
     runs: dict[str, list[RunGlance]] = defaultdict(list)
     if with_runs:
-        for job_id, stage, state, *rest in _sql["runs"].rows(tx, {"ids": listed(with_runs)}):
-            runs[job_id].append(RunGlance(stage, StageRunState(state), *rest))
+        for job_id, id_, stage, state, *rest in _sql["runs"].rows(tx, {"ids": listed(with_runs)}):
+            runs[job_id].append(RunGlance(id_, stage, StageRunState(state), *rest))
     states = _sql["states"].rows(tx, {"ids": listed(job_ids)})
     return {job_id: Glance(JobState(state), tuple(runs.get(job_id, ()))) for job_id, state in states}

@@ -19,8 +19,10 @@ from omni_jobs.database.tables import (
     StageRunRow,
 )
 from omni_jobs.errors import Gone, NotFound
+from omni_jobs.jobs.life.progress import MOST_TEXT
 from omni_jobs.jobs.read.waits import Detail, waits
-from omni_jobs.jobs.values import StoredArtifact
+from omni_jobs.jobs.read.watched import text_so_far
+from omni_jobs.jobs.values import StoredArtifact, WantedText
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
@@ -178,7 +180,18 @@ def _views(tx: Connection, rows: Sequence[AnyRow], brief: bool = False, detail: 
     )
     artifacts = _artifacts(tx, ids)
     waiting = waits(tx, rows, runs, detail)
-    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), brief) for row in rows]
+    texts = {} if detail is None else _texts_in_pieces(tx, [run for of_job in runs.values() for run in of_job])
+    return [_view(row, runs[row.id], errors, artifacts[row.id], waiting.get(row.id), texts, brief) for row in rows]
+
+
+def _texts_in_pieces(tx: Connection, runs: Sequence[AnyRow]) -> Mapping[int, str]:
+    """Return the texts so far that are written in pieces, because their jobs are watched, by stage run id."""
+    wanted = [
+        WantedText(run.job_id, run.id, run.attempt, max(0, chars - MOST_TEXT))
+        for run in runs
+        if run.progress is not None and (chars := run.progress.get("chars"))
+    ]
+    return text_so_far(tx, wanted) if wanted else {}
 
 
 def _artifacts(tx: Connection, job_ids: Sequence[str]) -> Mapping[str, list[ArtifactView]]:
@@ -210,6 +223,7 @@ def _view(
     errors: Mapping[int, list[AttemptErrorView]],
     artifacts: list[ArtifactView],
     waiting: WaitingView | None,
+    texts: Mapping[int, str],
     brief: bool,
 ) -> JobView:
     status = JobState(row.state)
@@ -232,7 +246,7 @@ def _view(
                 queued_at=_time(run.queued_at),
                 started_at=_time(run.started_at),
                 finished_at=_time(run.finished_at),
-                progress=_progress(run),
+                progress=_progress(run, texts.get(run.id)),
                 payload_bytes=run.payload_bytes,
                 worker=run.owner,
                 errors=errors.get(run.id, []),
@@ -255,14 +269,17 @@ def _view(
     )
 
 
-def _progress(run: AnyRow) -> ProgressView | None:
+def _progress(run: AnyRow, text: str | None) -> ProgressView | None:
     """Return the stage run's progress; None where nothing tells how much one that succeeded has made.
 
-    The last report may have come before the end. The preview is of no use after it.
+    ``text`` is the text so far, where the progress lacks it because it is written in pieces. The last report may have
+    come before the end. The preview is of no use after it.
     """
     if run.progress is None:
         return None
     progress = ProgressView(**run.progress)
+    if text is not None:
+        progress = progress.model_copy(update={"text": text})
     if run.state == StageRunState.RUNNING:
         return progress
     done = _made(run, progress) if run.state == StageRunState.SUCCEEDED else progress.done

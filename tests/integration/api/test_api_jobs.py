@@ -68,14 +68,14 @@ def refusal(answer: httpx2.Response) -> tuple[int, str | None]:
 def waiting(api: ApiServer, pool: ThreadPoolExecutor, job_id: str) -> Future[httpx2.Response]:
     """Send a request that waits for the job's end. Return once the server polls for it."""
     begun = threading.Event()
-    glances = api.services.watch._glances
+    glances = api.services.jobs.glances
 
     def seen(job_ids: Sequence[str], with_runs: Collection[str]) -> Mapping[str, Glance]:
         if job_id in job_ids:
             begun.set()
         return glances(job_ids, with_runs)
 
-    api.services.watch._glances = seen
+    api.services.jobs.glances = seen  # type: ignore[method-assign]
     url = f"http://{api.host}:{api.port}/v1/jobs/{job_id}?wait=60"  # not by the server's own client: it closes first
     answer = pool.submit(httpx2.get, url, timeout=30, trust_env=False)
     assert begun.wait(30)

@@ -61,6 +61,9 @@ class RecordingLedger:
     def report_progress(self, report: object) -> None:
         """Nobody looks."""
 
+    def finish_text(self, stage_run_id: int) -> None:
+        pass
+
     def forget_progress(self, stage_run_id: int) -> None:
         """Nothing is kept."""
 

@@ -36,6 +36,8 @@ from omni_jobs.jobs import (
     Renewal,
     Report,
     SlotHolder,
+    TextPiece,
+    Wishes,
     new_job_id,
 )
 from omni_jobs.retry import DEFAULT_RETRIES
@@ -79,15 +81,15 @@ class FlakyJobs(Jobs):
         self._reach()
         return super().renew(worker_id, lease_s, run_s)
 
-    def report_progress(self, reports: Sequence[ProgressReport]) -> None:
+    def report_progress(self, reports: Sequence[ProgressReport], pieces: Sequence[TextPiece] = ()) -> None:
         if self.bug == "report_progress":
             raise RuntimeError("a bug")
-        super().report_progress(reports)
+        super().report_progress(reports, pieces)
 
-    def unwanted(self, worker_id: str) -> list[int]:
-        if self.bug == "unwanted":
+    def wishes(self, worker_id: str) -> Wishes:
+        if self.bug == "wishes":
             raise RuntimeError("a bug")
-        return super().unwanted(worker_id)
+        return super().wishes(worker_id)
 
     def claim(self, worker_id: str, at_most: int, *, reports: Sequence[Report] = (), **options: Any) -> Claims:
         self._check(reports)
@@ -477,7 +479,7 @@ async def test_what_registers_while_the_worker_stops_leaves_no_row(database: Dat
     assert bench.jobs.slot_holder("slot") is None
 
 
-@pytest.mark.parametrize("where", ["renew", "report_progress", "unwanted"])
+@pytest.mark.parametrize("where", ["renew", "report_progress", "wishes"])
 async def test_a_bug_in_the_thread_stops_the_worker_and_frees_what_it_held(database: Database, where: str) -> None:
     """It used to end the thread alone: no heartbeat, every future waiting for ever, and a worker that looks well."""
     beats = Settings(heartbeat_s=0.1 if where == "renew" else 60, lease_s=120, cancel_check_s=0.1)

@@ -205,7 +205,7 @@ def test_a_cancel_whose_stage_run_is_claimed_meanwhile_ends_well(jobs: Jobs, dat
         transition.write()
     assert jobs.get(job_id).status == JobState.CANCELLING
     assert stages(jobs, job_id) == {"first": "running", "second": "cancelled"}
-    assert jobs.renew("w", 60).unwanted == [claimed.stage_run_id]
+    assert jobs.renew("w", 60).wishes.unwanted == [claimed.stage_run_id]
     if ending == "complete":
         assert not jobs.report([done(claimed, "w")])[0].won
     else:
@@ -225,7 +225,7 @@ def test_a_failing_job_stops_what_was_claimed_meanwhile(jobs: Jobs, database: Da
         transition.fail(transition.runs[a.stage_run_id], ModelError())
         transition.write()
     assert jobs.get(job_id).status == JobState.FAILED
-    assert jobs.unwanted("b") == [b.stage_run_id]
+    assert jobs.wishes("b").unwanted == [b.stage_run_id]
     assert not jobs.report([done(b, "b")])[0].won
     assert stages(jobs, job_id) == {"a": "failed", "b": "cancelled"}
 

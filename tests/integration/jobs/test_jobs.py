@@ -452,13 +452,13 @@ def test_a_failed_job_stops_what_still_runs(jobs: Jobs) -> None:
     register_each(jobs, DIAMOND)
     complete_all(jobs, "a")
     (b,), (c,) = claim(jobs, "b"), claim(jobs, "c")
-    assert jobs.renew("c", 60).unwanted == []
+    assert jobs.renew("c", 60).wishes.unwanted == []
     fail(jobs, failed(b, "b", ModelError()))
     assert stages(jobs, submitted.job_id) == {"a": "succeeded", "b": "failed", "c": "running", "d": "cancelled"}
-    assert jobs.renew("c", 60).unwanted == [c.stage_run_id]
+    assert jobs.renew("c", 60).wishes.unwanted == [c.stage_run_id]
     (outcome,) = jobs.report([done(c, "c", artifacts=[StoredArtifact("a", "text/plain", REF)])])
     assert not outcome.won
-    assert jobs.renew("c", 60).unwanted == []
+    assert jobs.renew("c", 60).wishes.unwanted == []
     view = jobs.get(submitted.job_id)
     assert view.status == JobState.FAILED
     assert view.stages[2].status == StageRunState.CANCELLED
@@ -524,7 +524,7 @@ def test_a_renewed_lease_holds(jobs: Jobs, database: Database) -> None:
     register(jobs, "w", lease_s=10)
     for _ in range(3):
         pass_time(database, 8)
-        assert jobs.renew("w", 10).unwanted == []
+        assert jobs.renew("w", 10).wishes.unwanted == []
     assert jobs.rescue().freed == 0
     assert [worker.id for worker in jobs.workers()] == ["w"]
 
@@ -539,7 +539,7 @@ def test_a_lease_that_is_over_begins_anew_if_nobody_has_taken_what_it_covers(job
     assert jobs.claim("w", 5, held=[claimed.stage_run_id]) == Claims(())
     assert stages(jobs, waiting.job_id) == {"first": "queued"}
     assert jobs.workers() == []
-    assert jobs.renew("w", 10).unwanted == []
+    assert jobs.renew("w", 10).wishes.unwanted == []
     assert jobs.rescue().freed == 0
     assert [(worker.id, worker.running) for worker in jobs.workers()] == [("w", 1)]
     assert jobs.report([done(claimed, "w")])[0].won
@@ -669,7 +669,7 @@ def test_the_slot_of_a_worker_that_lives_is_not_taken(jobs: Jobs, database: Data
         jobs.register_worker(newcomer, 60.0, instead_of=replace(seen, worker_id="another"))
     with pytest.raises(SlotTaken):
         jobs.register_worker(newcomer, 60.0, instead_of=replace(seen, renewed_at=seen.renewed_at - 1))
-    assert jobs.renew("a", 60.0).unwanted == []
+    assert jobs.renew("a", 60.0).wishes.unwanted == []
     assert jobs.report([done(claimed, "a")])[0].won
     pass_time(database, 100)
     assert jobs.register_worker(newcomer, 60.0) == set(), "whose lease is over has lost its slot"
@@ -771,7 +771,7 @@ def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> 
     assert jobs.cancel(submitted.job_id) == JobState.CANCELLING
     assert jobs.get(submitted.job_id).finished_at is None
     assert stages(jobs, submitted.job_id) == {"first": "running", "second": "cancelled"}
-    assert jobs.renew("w", 60).unwanted == [claimed.stage_run_id]
+    assert jobs.renew("w", 60).wishes.unwanted == [claimed.stage_run_id]
     match ending:
         case "complete":
             assert not jobs.report([done(claimed, "w", result={"a": 1})])[0].won

@@ -105,7 +105,7 @@ def test_a_job_that_runs_expires_once_its_worker_has_stopped(jobs: Jobs, databas
     pass_time(database, 61)
     jobs.rescue()
     assert jobs.get(job.job_id).status == JobState.CANCELLING
-    assert jobs.unwanted("w") == jobs.renew("w", 1000).unwanted == [claimed.stage_run_id]
+    assert jobs.wishes("w").unwanted == jobs.renew("w", 1000).wishes.unwanted == [claimed.stage_run_id]
     jobs.cancel(job.job_id)  # too late: it expires
     release(jobs, [(claimed.stage_run_id, claimed.attempt)], "w")
     view = jobs.get(job.job_id)

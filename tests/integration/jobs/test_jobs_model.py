@@ -401,7 +401,7 @@ class JobsMachine(RuleBasedStateMachine):
             for job, stage in self.model.all_stages()
             if stage.state == "running" and stage.owner == worker and job.state not in ACTIVE
         }
-        assert set(self.jobs.renew(worker, LEASE_S).unwanted) == unwanted
+        assert set(self.jobs.renew(worker, LEASE_S).wishes.unwanted) == unwanted
 
     def rescue(self) -> None:
         before = self.claimable()

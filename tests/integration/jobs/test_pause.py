@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Jobs, Renewal
+from omni_jobs.jobs import Jobs, Renewal, Wishes
 from tests.integration.job_steps import (
     claim,
     new_job,
@@ -18,13 +18,13 @@ def test_a_worker_learns_of_a_pause_and_of_its_end_with_its_renewals(jobs_or_for
     jobs = jobs_or_forgetful
     register(jobs, "w")
     register(jobs, "other", "second")
-    assert jobs.renew("w", 60) == Renewal([], is_paused=False)
+    assert jobs.renew("w", 60) == Renewal(Wishes([], {}), is_paused=False)
     jobs.pause(FIRST)
-    assert jobs.renew("w", 60) == Renewal([], is_paused=True)
-    assert jobs.renew("other", 60) == Renewal([], is_paused=False)
+    assert jobs.renew("w", 60) == Renewal(Wishes([], {}), is_paused=True)
+    assert jobs.renew("other", 60) == Renewal(Wishes([], {}), is_paused=False)
     assert ("echo", "first") in jobs.paused_stages()
     jobs.resume(FIRST)
-    assert jobs.renew("w", 60) == Renewal([], is_paused=False)
+    assert jobs.renew("w", 60) == Renewal(Wishes([], {}), is_paused=False)
     assert ("echo", "first") not in jobs.paused_stages()
 
 
@@ -53,7 +53,7 @@ def test_what_runs_goes_on_and_only_the_workers_hold_back(jobs: Jobs) -> None:
     submit_one(jobs, new_job())
     [claimed] = claim(jobs, "w", 1)
     jobs.pause(FIRST)
-    assert jobs.renew("w", 60) == Renewal([], is_paused=True)  # it stops nothing
+    assert jobs.renew("w", 60) == Renewal(Wishes([], {}), is_paused=True)  # it stops nothing
     view = jobs.get(claimed.job_id)
     assert (view.status, view.waiting) == ("in_progress", None)
     assert claim(jobs, "w") != []  # a claim knows nothing of pauses

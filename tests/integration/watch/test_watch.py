@@ -35,7 +35,7 @@ def jobs(database: Database) -> Jobs:
 
 @pytest_asyncio.fixture
 async def watch(jobs: Jobs) -> AsyncIterator[Watch]:
-    watch = Watch(jobs.glances)
+    watch = Watch(jobs)
     yield watch
     watch.release()
 
@@ -98,7 +98,7 @@ async def test_every_replica_shows_the_same(jobs: Jobs, watch: Watch, database_u
     register(jobs, "w")
     job_id = submit_one(jobs, new_job({"first": []})).job_id
     database = Database(database_url)
-    replica = Watch(Jobs(database).glances)
+    replica = Watch(Jobs(database))
     both = [each.changes(job_id, with_runs=True) for each in (watch, replica)]
     for change in (lambda: None, lambda: claim(jobs, "w"), lambda: jobs.cancel(job_id)):
         change()

@@ -133,6 +133,9 @@ class RecordingLedger:
     def report_progress(self, report: ProgressReport) -> None:
         self.progress.append(report)
 
+    def finish_text(self, stage_run_id: int) -> None:
+        pass
+
     def forget_progress(self, stage_run_id: int) -> None:
         """Nothing is kept."""
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from omni_jobs.errors import DatabaseUnavailable, ServerBusy
-from omni_jobs.jobs import Glance, RunGlance
+from omni_jobs.jobs import Glance, RunGlance, TextPiece, WantedText
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.watch.watch import Watch
 
@@ -27,6 +27,7 @@ class Jobs:
         self.away = self.broken = False
         self.polls: list[tuple[list[str], set[str]]] = []
         self.polled = threading.Event()
+        self.noted: list[list[str]] = []
 
     def glances(self, job_ids: Sequence[str], with_runs: Collection[str]) -> Mapping[str, Glance]:
         self.polls.append((list(job_ids), set(with_runs)))
@@ -40,13 +41,19 @@ class Jobs:
             for job_id in set(job_ids) - self.gone
         }
 
+    def watch(self, job_ids: Collection[str]) -> None:
+        self.noted += [sorted(job_ids)]
+
+    def text_pieces(self, wanted: Sequence[WantedText]) -> list[TextPiece]:
+        return []
+
     def state(self, job_id: str) -> JobState:
         return self.states.get(job_id, JobState.IN_PROGRESS)
 
     def run(self, job_id: str) -> RunGlance:
         text = self.texts.get(job_id, "")
         progress = f'{{"done": {len(text)}, "total": null, "unit": "tokens", "text": "{text}"}}'
-        return RunGlance("say", StageRunState.RUNNING, 1, progress)
+        return RunGlance(1, "say", StageRunState.RUNNING, 1, progress)
 
     def end(self, *job_ids: str) -> None:
         self.states |= dict.fromkeys(job_ids, JobState.COMPLETED)
@@ -84,7 +91,7 @@ def jobs() -> Jobs:
 
 @pytest_asyncio.fixture
 async def watch(jobs: Jobs) -> AsyncIterator[Watch]:
-    watch = Watch(jobs.glances)
+    watch = Watch(jobs)
     yield watch
     watch.release()
 
@@ -297,7 +304,7 @@ async def test_the_pause_grows_with_the_cost_of_a_poll_but_not_for_ever(
 
     monkeypatch.setattr("omni_jobs.watch.watch.asyncio.sleep", noted)
     times = itertools.count()
-    watch = Watch(jobs.glances, clock=lambda: next(times) * took_s)
+    watch = Watch(jobs, clock=lambda: next(times) * took_s)
     wait = asyncio.create_task(watch.until_ended("job-1", LONG_S))
     await asyncio.wait_for(jobs.poll(), 30)
     watch.release()
@@ -307,7 +314,7 @@ async def test_the_pause_grows_with_the_cost_of_a_poll_but_not_for_ever(
 
 
 async def test_watchers_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> None:
-    watch = Watch(jobs.glances, most=3, most_per_tenant=2)
+    watch = Watch(jobs, most=3, most_per_tenant=2)
     going = [asyncio.create_task(watch.until_ended("job-1", LONG_S, "a")) for _ in range(2)]
     await asyncio.sleep(0)
     assert not await asyncio.wait_for(watch.until_ended("job-1", LONG_S, "a"), 30)

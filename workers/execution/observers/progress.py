@@ -32,10 +32,13 @@ class ProgressReports(RunObserver):
                 progress.total,
                 progress.unit,
                 progress.text,
-                picture,
-                progress.resumed_at,
+                picture=picture,
+                resumed_at=progress.resumed_at,
             )
         )
+
+    def ran(self, claim: Claim, times: StepTimes) -> None:
+        self._ledger.finish_text(claim.stage_run_id)
 
     def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
         self._previews.pop(claim.stage_run_id, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from omni_jobs.errors import InvalidRequest, ModelError, RequestTooLarge
-from workers.runners.growing_text import MOST_REPORTED, GrowingText
+from workers.runners.growing_text import GrowingText
 from workers.runners.remote.call import Call
 from workers.runners.remote.client import Answer
 from workers.runners.remote.document import MOST_TEXT, Document, read_document
@@ -43,7 +43,7 @@ async def transcriptions(prompt: RemotePrompt, call: Call) -> OmniModelRunnerOut
     transcripts: list[Transcript] = []
     usages: list[Mapping[str, int]] = []
     for number, recording in enumerate(prompt.recordings):
-        text = joined_text(transcripts)[-MOST_REPORTED:] if number else None
+        text = joined_text(transcripts) if number else None
         begin = Progress(number, len(prompt.recordings), "recordings", text)
         try:
             document, usage = await _answered(prompt, recording, parameters, call, begin)
@@ -115,7 +115,7 @@ def _after(begin: Progress, progress: ProgressSink) -> ProgressSink:
 
     def report(each: Progress) -> None:
         text = each.text or ""
-        progress(replace(begin, text=(text if begin.text is None else f"{begin.text}\n{text}")[-MOST_REPORTED:]))
+        progress(replace(begin, text=text if begin.text is None else f"{begin.text}\n{text}"))
 
     return report
 
