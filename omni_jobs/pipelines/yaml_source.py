@@ -49,6 +49,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# A library that comes with vLLM has every SafeLoader of the process read dates as text.
+_UniqueKeyLoader.add_constructor("tag:yaml.org,2002:timestamp", _UniqueKeyLoader.construct_yaml_timestamp)
+
+
 def place_of(complaint: ErrorDetails) -> FieldPath:
     """Return the place of pydantic's complaint within the value that was validated."""
     return tuple(part for part in complaint["loc"] if part != "[key]")

@@ -281,6 +281,14 @@ def test_a_wrong_file_is_refused_with_file_line_and_field(
     assert (caught.value.file, caught.value.line, caught.value.field) == (str(path), line, field)
 
 
+def test_a_date_is_a_date_though_a_library_reads_it_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lmformatenforcer, which vLLM imports, has it for every SafeLoader of the process."""
+    plain = yaml.SafeLoader.yaml_constructors
+    monkeypatch.setitem(plain, "tag:yaml.org,2002:timestamp", plain["tag:yaml.org,2002:str"])
+    with pytest.raises(ConfigError, match=r"month must be in 1\.\.12"):
+        load_pipeline(write(tmp_path, GOOD.replace('"1"', "2026-27-11", 1)))
+
+
 MANY_MISTAKES = """\
 name: duo
 version: "1"
