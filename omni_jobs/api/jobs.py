@@ -236,14 +236,14 @@ async def list_events(
             examples=["thinker:1:250"],
         ),
     ] = None,
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**31 - 1)] = None,
+    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
     """List the events of a job, the oldest first. Events have a time to live of their own.
 
     With `Accept: text/event-stream` they are streamed as they come, together with all that changes: stages,
     progress, text, previews, artifacts. The stream ends with the job's end. Any server can go on with it.
     """
-    after = starting_after if last_event_id is None else last_event_id
+    after = max(starting_after, last_event_id)
     if "text/event-stream" not in request.headers.get("accept", ""):
         return await services.list_threads.run(caller.sees, lambda: _events(services, caller, job_id, after))
     places = [] if text_from is None else [TextPlace.of(each) for each in text_from.split(",")]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import ValidationError
@@ -23,6 +23,11 @@ _NOT_SUPPORTED = dict.fromkeys(
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Load plain YAML values; note in ``wrong`` each key that is given twice or is not a string."""
+
+    # A library that comes with vLLM has every SafeLoader of the process read dates as text.
+    yaml_constructors: ClassVar[dict[str | None, Any]] = yaml.SafeLoader.yaml_constructors | {
+        "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
+    }
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -47,10 +52,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             else:
                 seen.add(key)
         return super().construct_mapping(node, deep)
-
-
-# A library that comes with vLLM has every SafeLoader of the process read dates as text.
-_UniqueKeyLoader.add_constructor("tag:yaml.org,2002:timestamp", _UniqueKeyLoader.construct_yaml_timestamp)
 
 
 def place_of(complaint: ErrorDetails) -> FieldPath:
