@@ -26,7 +26,7 @@ from sqlalchemy import (
 from omni_jobs.database.clock import now
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import AnyRow, Statements, listed
-from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow
+from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, WatchedJobRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
@@ -151,6 +151,7 @@ def _prune_events(tx: Connection, before: float, at_most: int) -> int:
 def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
     if job_ids:
         tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
+        tx.execute(delete(WatchedJobRow).where(WatchedJobRow.job_id.in_(job_ids)))  # with the pieces of its texts
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 

@@ -85,3 +85,17 @@ def test_a_watched_stage_run_that_succeeded_has_its_text_in_its_result(jobs: Job
     assert jobs.made_text(run.stage_run_id) is None
     jobs.report([done(run, "w", result={"text": "to the end"})])
     assert jobs.made_text(run.stage_run_id) == "to the end"
+
+
+def test_a_deleted_job_leaves_no_text(jobs: Jobs) -> None:
+    register(jobs, "w")
+    job_id = submit_one(jobs, new_job()).job_id
+    jobs.watch([job_id])
+    [run] = claim(jobs, "w")
+    jobs.report_progress([progress(run.stage_run_id, 3)], [piece(run.stage_run_id, 0, "abc")])
+    jobs.cancel(job_id)
+    fail(jobs, failed(run, "w", OutOfMemory("no room", stage="first")))
+    wanted = [WantedText(job_id, run.stage_run_id, 1, 0)]
+    assert jobs.text_pieces(wanted)
+    jobs.delete(job_id)
+    assert jobs.text_pieces(wanted) == []
