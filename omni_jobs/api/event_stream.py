@@ -25,10 +25,10 @@ from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import InvalidRequest, OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
-from omni_jobs.jobs import Glance, Jobs, RunGlance, WantedText
+from omni_jobs.jobs import Glance, Jobs, RunGlance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import EventView, JobView
-from omni_jobs.watch.texts import SeenText
+from omni_jobs.watch.new_text import NewText
 from omni_jobs.watch.watch import Watch
 
 # Watch.release ends the streams of its server; the library would end those of all servers in the process.
@@ -120,6 +120,7 @@ class EventStream:
     async def _told(self, job_id: str, glance: Glance) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield what is new in a glance."""
         ended = False
+        texts = NewText(self._jobs, self._watch, job_id)
         for run in glance.runs:
             told = self._runs.setdefault(run.stage, _Told())
             if run.attempt != told.attempt:
@@ -130,7 +131,7 @@ class EventStream:
                 yield _stage(run)
             for event in _news(run, told):
                 yield event
-            for event in _texts(run, told, await self._new_text(job_id, run, told, has_succeeded)):
+            for event in _texts(run, told, await texts.since(told.offset, run, has_succeeded=has_succeeded)):
                 yield event
             if has_succeeded:
                 yield _stage(run)
@@ -148,25 +149,6 @@ class EventStream:
                 yield _event(
                     f"job.{glance.state.value}", {"type": f"job.{glance.state.value}"}
                 )  # it is not kept any longer
-
-    async def _new_text(self, job_id: str, run: RunGlance, told: _Told, has_succeeded: bool) -> str:
-        """Return the text of a stage run that the client does not have yet."""
-        if has_succeeded:
-            return await run_sync(self._rest_of_text, job_id, run, told.offset)
-        text = self._watch.text_of(run.id)
-        return text.since(told.offset) if text is not None and text.attempt == run.attempt else ""
-
-    def _rest_of_text(self, job_id: str, run: RunGlance, offset: int) -> str:
-        """Return the text of a stage run that has succeeded from the character ``offset`` on.
-
-        Its result has it, or else its pieces have, if the job's modalities do not name the text.
-        """
-        if (made := self._jobs.made_text(run.id)) is not None:
-            return made[offset:]
-        text = SeenText(run.attempt)
-        for piece in self._jobs.text_pieces([WantedText(job_id, run.id, run.attempt, 0)]):
-            text.add(piece.start, piece.text)
-        return text.since(offset)
 
     async def _kept(self, job_id: str, is_final: bool) -> list[EventView]:
         """Return the kept events that the client does not have yet, and in any case that of the job's end.

@@ -1,7 +1,6 @@
 """A job's events as they come, over HTTP, on both databases: what is told, where a stream goes on, and how it ends."""
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,12 +13,11 @@ import pytest
 from httpx2 import ServerSentEvent
 from hypothesis import HealthCheck, given, settings, strategies
 
-from omni_jobs.jobs import Claim, Completion, Jobs, NewWorker, ProgressReport, StoredArtifact, TextPiece
+from omni_jobs.jobs import TextPiece
 from omni_jobs.settings import Settings
-from omni_jobs.storage import artifact_key
 from tests.event_reader import CutReader
 from tests.integration.api_server import ApiServer, checked_error, serve
-from tests.integration.job_steps import release
+from tests.integration.hand_worker import HandWorker
 
 ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
@@ -50,54 +48,6 @@ def submitted(api: ApiServer) -> str:
     answer = api.http.post("/v1/jobs", json=ECHO)
     assert answer.status_code == 202, answer.text
     return answer.json()["id"]  # type: ignore[no-any-return]
-
-
-class Worker:
-    """Claims the stage runs of one job, and writes what a worker writes."""
-
-    def __init__(self, api: ApiServer, job_id: str) -> None:
-        self.jobs: Jobs = api.services.jobs
-        self.store = api.services.store
-        self.job_id = job_id
-        self.pipeline = api.services.pipelines["echo"]
-
-    def claim(self, stage: str) -> Claim:
-        its = self.pipeline.stage_id(stage)
-        self.jobs.register_worker(NewWorker(f"w-{stage}", f"w-{stage}", its, "host", 1, 5, self.pipeline.version), 60.0)
-        [claim] = self.jobs.claim(f"w-{stage}", 100).claims
-        assert claim.job_id == self.job_id
-        return claim
-
-    def write(self, claim: Claim, start: int, text: str, *, done: int = 1, **more: Any) -> None:
-        """Write as the ledger does: a piece where the stage run is watched, else all of the text."""
-        until_watched(self.jobs, claim)
-        report = ProgressReport(
-            claim.stage_run_id, claim.attempt, done, None, "tokens", chars=start + len(text), **more
-        )
-        self.jobs.report_progress([report], [TextPiece(claim.stage_run_id, claim.attempt, start, text)])
-
-    def complete(self, claim: Claim, **more: Any) -> None:
-        done = Completion(
-            claim.stage_run_id, claim.attempt, f"w-{claim.stage}", inline_payload=b"x", payload_bytes=1, **more
-        )
-        assert self.jobs.report([done])[0].won
-
-    def lose(self, claim: Claim) -> None:
-        release(self.jobs, [(claim.stage_run_id, claim.attempt)], f"w-{claim.stage}")
-
-    def artifact(self, claim: Claim) -> StoredArtifact:
-        key = artifact_key(self.job_id, claim.stage, claim.attempt, "audio.wav")
-        return StoredArtifact("audio.wav", "audio/wav", self.store.put(key, [b"RIFF"]))
-
-
-def until_watched(jobs: Jobs, claim: Claim) -> None:
-    """The stream that begins has its job watched before it reads that first."""
-    woken = threading.Event()
-    for _ in range(int(LATE_S / 0.01)):
-        if claim.stage_run_id in jobs.wishes(f"w-{claim.stage}").watched:
-            return
-        woken.wait(0.01)
-    raise AssertionError("nobody watches")
 
 
 @contextmanager
@@ -137,7 +87,7 @@ def text_of(events: list[tuple[str, Any]], stage: str) -> str:
 
 def test_a_job_is_told_from_its_submit_to_its_end(api: ApiServer) -> None:
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     with stream(api, job_id) as events:
         [(_, job)] = until(events, "job")
         assert (job["id"], job["status"]) == (job_id, "queued")
@@ -173,7 +123,7 @@ def test_a_job_is_told_from_its_submit_to_its_end(api: ApiServer) -> None:
 
 def test_the_events_of_an_ended_job_are_told_at_once(api: ApiServer) -> None:
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     worker.complete(worker.claim("first"), result={"text": WORDS})
     api.http.post(f"/v1/jobs/{job_id}/cancel")
     for headers in ({}, {"Last_Event_ID": "1"}):
@@ -189,7 +139,7 @@ def test_the_events_of_an_ended_job_are_told_at_once(api: ApiServer) -> None:
 
 def test_only_kept_events_have_ids_and_those_before_are_not_told_again(api: ApiServer) -> None:
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     first = worker.claim("first")
     api.http.post(f"/v1/jobs/{job_id}/cancel")
     with stream(api, job_id) as events:
@@ -213,7 +163,7 @@ def test_a_stream_cut_at_any_byte_goes_on_at_another_server(
 ) -> None:
     """An attempt is lost in between. The text has no gap and no double."""
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     whole = "".join(parts)
     with serve(its_settings) as other, ThreadPoolExecutor(1) as pool:
         urls = [f"http://{each.host}:{each.port}" for each in (api, other)]
@@ -282,7 +232,7 @@ def test_the_stream_of_no_job_and_one_too_many_are_refused(api: ApiServer) -> No
 
 def test_a_text_from_beyond_the_end_or_of_another_attempt_begins_anew_or_has_nothing(api: ApiServer) -> None:
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     worker.complete(worker.claim("first"), result={"text": "abc"})
     worker.complete(worker.claim("second"))
     for place, rest in (("first:1:1", "bc"), ("first:1:900", ""), ("first:7:2", "abc"), ("other:1:2", "abc")):
@@ -301,7 +251,7 @@ def test_head_says_what_get_would_and_ends(api: ApiServer) -> None:
 def test_a_text_that_no_result_has_is_told_to_its_end(api: ApiServer) -> None:
     """Of a stage whose text the job's modalities do not name."""
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     with stream(api, job_id) as events:
         until(events, "job")
         first = worker.claim("first")
@@ -315,7 +265,7 @@ def test_a_text_that_no_result_has_is_told_to_its_end(api: ApiServer) -> None:
 def test_what_happens_while_a_glance_is_told_is_told_after_it(api: ApiServer) -> None:
     """The job completes between the glance at it and the reading of its kept events."""
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     first = worker.claim("first")
     jobs = api.services.jobs
     read = jobs.events
@@ -333,7 +283,7 @@ def test_what_happens_while_a_glance_is_told_is_told_after_it(api: ApiServer) ->
 
 def test_the_end_before_a_retry_is_no_end(api: ApiServer) -> None:
     job_id = submitted(api)
-    worker = Worker(api, job_id)
+    worker = HandWorker(api, job_id)
     assert api.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
     assert api.http.post(f"/v1/jobs/{job_id}/retry").status_code == 200
     with stream(api, job_id) as events:
