@@ -39,6 +39,9 @@
     ├── Expired                 a job ran out of time; says whether it ever started
     │   ├── DeadlineExceeded        its own deadline passed
     │   └── QueueTimeLimit          it waited for a stage longer than the stage allows
+    ├── JobCancelled            the job for which a request waited was cancelled
+    ├── StillRunning            the job for which a request waited goes on
+    ├── TextChanged             a stream has told a text, and another attempt wrote another one
     ├── Unauthenticated         the request has no API key that counts
     ├── MissingScope            the request's API key may not do this; names the scope
     ├── LimitReached            retryable; a limit on jobs or requests; says when to try again
@@ -332,7 +335,7 @@ class Quarantined(StageError, code="quarantined"):
     """The stage run was lost with its worker too often to be tried again."""
 
 
-class Expired(OmniJobsError, code="expired"):
+class Expired(OmniJobsError, code="expired", http_status=504):
     """The job ran out of time."""
 
 
@@ -342,6 +345,18 @@ class DeadlineExceeded(Expired, code="deadline_exceeded"):
 
 class QueueTimeLimit(Expired, code="queue_time_limit"):
     """The job expired, because it waited too long for a stage."""
+
+
+class JobCancelled(OmniJobsError, code="job_cancelled", http_status=409):
+    """The job was cancelled."""
+
+
+class StillRunning(OmniJobsError, code="still_running", http_status=504):
+    """The job has not ended within the time for which a request waits; it goes on."""
+
+
+class TextChanged(OmniJobsError, code="text_changed"):
+    """An attempt was lost, and the next one writes another text than the stream has told; the job goes on."""
 
 
 class Unauthenticated(OmniJobsError, code="unauthenticated", http_status=401):

@@ -165,6 +165,8 @@ class Settings(BaseSettings):
     max_waits: Annotated[int, Field(ge=0)] | None = None  # Long polls at once. None: half of the connections.
     # Of one tenant, where callers are told apart. None: a tenth of the connections.
     max_waits_per_tenant: Annotated[int, Field(ge=0)] | None = None
+    # How long a request waits for its job before it is answered 504. OpenAI's clients themselves wait for 600 s.
+    wait_limit_s: Annotated[float, Field(gt=0)] = 570.0
     max_held_body_bytes: Annotated[int, Field(ge=1 << 20)] = 128 << 20  # All bodies of unanswered requests together.
     head_limit_s: Annotated[float, Field(gt=0)] = 10.0  # For a head, from the connection or from its first byte.
     body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # For one body, or each max_body_bytes of a bulk.

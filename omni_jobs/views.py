@@ -34,6 +34,7 @@ class RequestErrorView(ErrorView):
 
     type: str  # OpenAI's class of the error, by the status of the answer
     param: str | None  # OpenAI's name for ``field``
+    job_id: str | None = None  # the job that failed, or that goes on
 
 
 class BulkAnswer(_View):

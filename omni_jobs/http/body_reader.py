@@ -1,4 +1,4 @@
-"""``read_body``: reads the body of a submit, JSON or multipart, and checks its type and size before it is whole."""
+"""``read_body`` and ``read_json`` read a submit's body, and check its type and size before it is whole."""
 
 from collections.abc import AsyncGenerator
 
@@ -35,13 +35,9 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
     Return the bytes of the JSON, unparsed, and of the safetensors file or None. Raises UnsupportedContentType,
     InvalidRequest naming the part or ``body``, RequestTooLarge without reading on, and what ``Body.receive`` raises.
     """
-    content_type = check_content_type(request, _JSON, _MULTIPART)
+    if check_content_type(request, _JSON, _MULTIPART) == _JSON:
+        return await read_json(request, max_bytes), None
     chunks = _chunks(request, max_bytes)
-    if content_type == _JSON:
-        body = bytearray()  # it grows by each chunk, because a join would hold the event loop for 100 ms
-        async for chunk in chunks:
-            body += chunk
-        return body, None
     given: dict[str, FormPart] = {}
     header = request.headers["content-type"]
     async with open_parts(header, chunks, max_files=2, max_texts=1, max_text_bytes=max_bytes) as parts:
@@ -55,6 +51,15 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
             raise InvalidRequest("this part is missing: the request as JSON", field=_REQUEST)
         embeds = await given[_PROMPT_EMBEDS].map() if _PROMPT_EMBEDS in given else None
         return await given[_REQUEST].read(), embeds
+
+
+async def read_json(request: Request, max_bytes: int) -> bytearray:
+    """Read a body of JSON, and return its bytes, unparsed. Raises as ``read_body`` does."""
+    check_content_type(request, _JSON)
+    body = bytearray()  # it grows by each chunk, because a join would hold the event loop for 100 ms
+    async for chunk in _chunks(request, max_bytes):
+        body += chunk
+    return body
 
 
 async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:

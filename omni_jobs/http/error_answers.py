@@ -76,32 +76,38 @@ def install_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_bug)
 
 
-def shape_of(error: OmniJobsError) -> dict[str, Any]:
-    """Return what a client may see of an error, a RequestErrorView as JSON; without stage and key if it has none.
+def shape_of(error: OmniJobsError, status: int | None = None, *, job_id: str | None = None) -> dict[str, Any]:
+    """Return what a client may see of an error, a RequestErrorView as JSON; without stage, key and job_id if None.
 
-    The message is cut to 2000 characters and the field's name to 400, because they may quote the client's own text.
-    API keys in them are masked.
+    ``status``: that of the answer, if it is not the error's own. ``job_id``: the job whose error it is, or that goes
+    on; a repeated request would make another job, so no client shall repeat it. The message is cut to 2000 characters
+    and the field's name to 400, because they may quote the client's own text. API keys in them are masked.
     """
     field = None if error.field is None else mask_keys(error.field)[:_LONGEST_FIELD]
-    status = HTTPStatus(error.http_status)
+    status = HTTPStatus(status or error.http_status)
     other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    details = {"stage": error.stage, "key": error.key}
+    details = {"stage": error.stage, "key": error.key, "job_id": job_id}
     return {
         "code": error.code,
         "message": mask_keys(error.message)[:_LONGEST_MESSAGE],
         "type": _TYPES.get(status, other),
         "param": field,
         "field": field,
-        "retryable": error.retryable,
+        "retryable": error.retryable and job_id is None,
         **{name: value for name, value in details.items() if value is not None},
     }
 
 
-def answer_to(error: OmniJobsError) -> Response:
-    """Return the HTTP answer for an error: its status, its body, and the headers of ``headers_of``."""
+def answer_to(error: OmniJobsError, status: int | None = None, *, job_id: str | None = None) -> Response:
+    """Return the HTTP answer for an error: its status, its body, and the headers of ``headers_of``.
+
+    ``status`` and ``job_id`` are as in ``shape_of``.
+    """
+    shape = shape_of(error, status, job_id=job_id)
+    headers = headers_of(error) if job_id is None else {"X-Should-Retry": "false"}
     # A lone surrogate from the client's text becomes its JSON escape.
-    content = json.dumps({"error": shape_of(error)}, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(content, error.http_status, headers_of(error), media_type="application/json")
+    content = json.dumps({"error": shape}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(content, status or error.http_status, headers, media_type="application/json")
 
 
 def headers_of(error: OmniJobsError) -> dict[str, str]:

@@ -92,6 +92,11 @@ class Watch:
         self._released = False
         self._polls: asyncio.Task[None] | None = None
 
+    def check_room(self, counts_for: str | None = None) -> None:
+        """Raise ServerBusy if too many watch, or too many for the tenant, so that nothing is begun that needs one."""
+        if self._is_full_for(counts_for):
+            raise ServerBusy("as many requests watch jobs as may do so")
+
     async def until_ended(
         self, job_id: str, within_s: float, counts_for: str | None = None, connection: Connection | None = None
     ) -> bool:
@@ -126,8 +131,7 @@ class Watch:
         """
         if self._is_over_for(connection):
             return
-        if self._is_full_for(counts_for):
-            raise ServerBusy("as many requests watch jobs as may do so")
+        self.check_room(counts_for)
         with self._watching(_Watcher(job_id, with_runs), counts_for, connection) as watcher:
             while (glance := await watcher.next()) is not None:
                 yield glance

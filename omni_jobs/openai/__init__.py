@@ -1,0 +1,5 @@
+"""OpenAI's forms: what the clients of its API send and read, made of our requests, jobs and pipelines.
+
+What stands here stores nothing. What a client sends becomes ``Submission``s; what it gets is a function of a job.
+The routes stand with the others, in ``omni_jobs.api``.
+"""

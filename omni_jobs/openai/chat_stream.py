@@ -1,0 +1,211 @@
+"""``ChatStream``: a chat completion in chunks, as its text grows.
+
+    role → content … → tool calls, logprobs, sound → finish_reason;  usage;  [DONE]
+
+All choices run side by side. They are told one after the other, because each watches a job, and a request watches one.
+A chunk cannot be taken back. So where an attempt is lost, the next one is followed in silence as long as it writes what
+was told; if it writes something else, the stream ends with the error ``text_changed``. The job goes on in any case.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from anyio.to_thread import run_sync
+from sse_starlette import ServerSentEvent
+
+from omni_jobs.errors import OmniJobsError, TextChanged
+from omni_jobs.http.error_answers import shape_of
+from omni_jobs.http.places import Connection
+from omni_jobs.jobs import Glance, Jobs
+from omni_jobs.openai.chat_completion import (
+    ChatAudio,
+    finish_reason_of,
+    head_of,
+    logprobs_of,
+    text_of,
+    tool_calls_of,
+    usage_of,
+)
+from omni_jobs.openai.job_errors import JobFailure, check_completed
+from omni_jobs.states import StageRunState
+from omni_jobs.views import JobView
+from omni_jobs.watch.new_text import NewText
+from omni_jobs.watch.watch import Watch
+
+MOST_CHARS: Final = 16_384  # of one chunk
+_SOUND_CHARS: Final = 1 << 20  # of one chunk: a multiple of 4, so that each is base64 by itself
+
+
+class ToldText:
+    """The text that a client was told of one choice, which comes from one attempt after the other."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._chars = 0
+        self.attempt = 0
+        self.seen = 0  # the characters of the attempt's text that were compared with what was told, or told
+        self.is_whole = False  # the attempt has succeeded, and its text was seen to the end
+
+    def begin(self, attempt: int) -> None:
+        """Go over to an attempt, which writes its text from the beginning."""
+        if attempt != self.attempt:
+            self.attempt, self.seen, self.is_whole = attempt, 0, False
+            self._parts = ["".join(self._parts)]
+
+    def add(self, new: str) -> str:
+        """Return what of the attempt's next text was not told yet. Raises TextChanged where it differs from what was.
+
+        ``new`` begins with the character ``seen``.
+        """
+        known = min(len(new), self._chars - self.seen)
+        if known and self._parts[0][self.seen : self.seen + known] != new[:known]:
+            raise TextChanged
+        self.seen += len(new)
+        rest = new[known:]
+        if rest:
+            self._parts.append(rest)
+            self._chars += len(rest)
+        return rest
+
+    def add_whole(self, text: str) -> str:
+        """Return what of the job's whole text was not told yet. Raises TextChanged if it begins otherwise."""
+        self.begin(self.attempt + 1)
+        rest = self.add(text)
+        if self.seen < self._chars:
+            raise TextChanged
+        return rest
+
+
+class ChatStream:
+    """The chunks of one chat completion for one client. For one event loop."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        watch: Watch,
+        see: Callable[[str], JobView],
+        sound: Callable[[JobView], ChatAudio | None],
+        tenant: str | None,
+        *,
+        stage: str,
+        include_usage: bool,
+    ) -> None:
+        """``see`` reads a job, and ``sound`` what a completed one has made of sound; both are called on threads.
+
+        ``stage`` makes the text. ``tenant`` is the one for which the client counts among those that watch.
+        """
+        self._jobs = jobs
+        self._watch = watch
+        self._see = see
+        self._sound = sound
+        self._tenant = tenant
+        self._stage = stage
+        self._include_usage = include_usage
+        self._head: dict[str, Any] = {}
+        self._tells_text = True  # the stage may run for the sound's sake alone
+
+    async def chunks(
+        self, job_ids: Sequence[str], connection: Connection | None
+    ) -> AsyncGenerator[ServerSentEvent, None]:
+        """Yield the chunks of the completion that these jobs make, a choice each.
+
+        The first step raises ServerBusy if too many watch, and what the read of a job raises. A later error is the last
+        event. End early, without a last event, if the client has left.
+        """
+        ended: list[JobView] = []
+        job_id = job_ids[0]
+        has_begun = False
+        try:
+            job = await run_sync(self._see, job_id)
+            self._head = head_of(job) | {"object": "chat.completion.chunk"}
+            self._tells_text = "text" in job.modalities
+            for index, job_id in enumerate(job_ids):
+                async with aclosing(self._choice(index, job_id, connection, ended)) as choice:
+                    async for chunk in choice:
+                        yield chunk
+                        has_begun = True
+                if connection is not None and connection.has_left:
+                    return
+            if self._include_usage:
+                usage = usage_of(ended, self._stage)
+                yield self._event({"choices": [], "usage": None if usage is None else usage.model_dump()})
+            yield ServerSentEvent("[DONE]")
+        except JobFailure as failure:
+            yield _error(failure.error, failure.job_id, failure.status)
+        except OmniJobsError as error:
+            if not has_begun:
+                raise
+            yield _error(error, job_id)
+
+    async def _choice(
+        self, index: int, job_id: str, connection: Connection | None, ended: list[JobView]
+    ) -> AsyncGenerator[ServerSentEvent, None]:
+        """Yield the chunks of one choice, and add its job to ``ended``. Raises JobFailure, and what its read raises."""
+        told = ToldText()
+        texts = NewText(self._jobs, self._watch, job_id)
+        changes = self._watch.changes(job_id, self._tenant, connection, with_runs=True)
+        async with aclosing(changes):
+            glance = await anext(changes, None)
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+            while glance is not None:
+                for part in _parts(await self._new_text(glance, told, texts), MOST_CHARS):
+                    yield self._chunk(index, {"content": part})
+                if glance.state.is_final:
+                    break
+                glance = await anext(changes, None)
+        job = await run_sync(self._see, job_id)
+        if connection is not None and connection.has_left and not job.status.is_final:
+            return
+        check_completed(job)
+        for part in _parts(told.add_whole(text_of(job)), MOST_CHARS):
+            yield self._chunk(index, {"content": part})
+        for chunk in self._rest(index, job, await run_sync(self._sound, job)):
+            yield chunk
+        ended.append(job)
+
+    async def _new_text(self, glance: Glance, told: ToldText, texts: NewText) -> str:
+        """Return the text that a glance shows, as far as it was not told."""
+        run = next((run for run in glance.runs if run.stage == self._stage), None)
+        if run is None or not run.attempt or not self._tells_text:
+            return ""
+        told.begin(run.attempt)
+        if told.is_whole:
+            return ""
+        has_succeeded = run.state is StageRunState.SUCCEEDED
+        new = told.add(await texts.since(told.seen, run, has_succeeded=has_succeeded))
+        told.is_whole = has_succeeded
+        return new
+
+    def _rest(self, index: int, job: JobView, sound: ChatAudio | None) -> Iterator[ServerSentEvent]:
+        """Yield what only a completed job has: calls, logprobs and sound, and the reason of the end."""
+        calls = [{"index": number, **call} for number, call in enumerate(tool_calls_of(job))]
+        if calls:
+            yield self._chunk(index, {"tool_calls": calls})
+        if logprobs := logprobs_of(job, self._stage):
+            yield self._chunk(index, {}, logprobs={"content": logprobs, "refusal": None})
+        if sound is not None:
+            named = {"id": sound.id, "transcript": sound.transcript}
+            for data in _parts(sound.data, _SOUND_CHARS):
+                yield self._chunk(index, {"audio": {**named, "data": data}})
+                named = {}
+            yield self._chunk(index, {"audio": {"expires_at": sound.expires_at}})
+        yield self._chunk(index, {}, finish_reason=finish_reason_of(job, self._stage))
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> ServerSentEvent:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        usage = {"usage": None} if self._include_usage else {}
+        return self._event({"choices": [choice], **usage})
+
+    def _event(self, its: Mapping[str, Any]) -> ServerSentEvent:
+        return ServerSentEvent(json.dumps({**self._head, **its}))
+
+
+def _parts(text: str, most: int) -> Iterator[str]:
+    for start in range(0, len(text), most):
+        yield text[start : start + most]
+
+
+def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:
+    return ServerSentEvent(json.dumps({"error": shape_of(error, status, job_id=job_id)}))

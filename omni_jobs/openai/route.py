@@ -1,0 +1,39 @@
+"""``OpenAIRoute``: a route whose errors are as OpenAI's clients expect them."""
+
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.http.error_answers import answer_to
+from omni_jobs.openai.job_errors import JobFailure
+
+_OURS, _THEIRS = HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.BAD_REQUEST
+
+
+class OpenAIRoute(APIRoute):
+    """A route that answers 400 in place of 422, because what is written for OpenAI catches ``BadRequestError``.
+
+    It answers a JobFailure as the job's error, with the job's path in ``Location``.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler that FastAPI makes, with its refusals answered."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except JobFailure as failure:
+                failed = answer_to(failure.error, failure.status, job_id=failure.job_id)
+                failed.headers["Location"] = f"{request.scope.get('root_path', '')}/v1/jobs/{failure.job_id}"
+                return failed
+            except OmniJobsError as error:
+                if error.http_status != _OURS:
+                    raise
+                return answer_to(error, _THEIRS)
+
+        return answer

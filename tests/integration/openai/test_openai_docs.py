@@ -1,0 +1,29 @@
+"""The Python of docs/openai.md runs as it stands, on a real server with real workers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import blocks, page
+from tests.integration.api_server import ApiServer
+
+PAGE = page("openai.md")
+
+
+def test_the_examples_run_as_written(
+    echo_media: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "*")
+    code = "\n".join(blocks(PAGE, "python")).replace(
+        "http://127.0.0.1:8000", f"http://{echo_media.host}:{echo_media.port}"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/openai.md", "exec"), names)
+    names["client"].close()
+    out = capsys.readouterr().out
+    assert "Hello there" in out
+    assert "A lighthouse stands by the sea" in out
+    assert "880 Hz for 0.80 s" in out
+    assert (tmp_path / "spoken.wav").read_bytes().startswith(b"RIFF")

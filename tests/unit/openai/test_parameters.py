@@ -1,0 +1,52 @@
+"""The tables of parameters: they are the stock client's, and docs/openai.md shows them."""
+
+import re
+import typing
+from typing import Any
+
+import pytest
+from openai.types.chat import completion_create_params as chat
+
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.openai.parameters import CHAT_COMPLETIONS, Parameter, ParameterTable, Use
+from tests.docs.pages import page
+
+TYPES = {
+    CHAT_COMPLETIONS.route: (chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
+}
+OTHERS = {"stages", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"}
+"""What the tables have beside the stock client's names."""
+
+
+@pytest.mark.parametrize("table", [CHAT_COMPLETIONS], ids=lambda table: table.route)
+def test_a_table_has_every_parameter_of_the_stock_client(table: ParameterTable) -> None:
+    names = [parameter.name for parameter in table.parameters]
+    known = {name for kind in TYPES[table.route] for name in typing.get_type_hints(kind)}
+    assert len(names) == len(set(names))
+    assert set(names) - OTHERS == known
+
+
+def test_the_page_shows_the_tables() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (taken|ignored|refused) \| (.*) \|$", page("openai.md"), re.MULTILINE)
+    assert rows == [(each.name, each.use, each.note) for each in CHAT_COMPLETIONS.parameters]
+
+
+TABLE = ParameterTable(
+    "POST /v1/things",
+    (Parameter("a", Use.TAKEN, ""), Parameter("b", Use.IGNORED, ""), Parameter("c", Use.REFUSED, "no use")),
+)
+
+
+def test_a_body_is_sorted_and_null_is_no_value() -> None:
+    assert TABLE.sort({"b": 1, "a": 2, "c": None}) == ({"a": 2}, ["b"])
+    assert TABLE.sort({"a": None, "b": None}) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [({"a": 1, "c": 0}, "c", "not taken: no use"), ({"d": None}, "d", "unknown key")],
+)
+def test_what_is_refused_is_named(body: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        TABLE.sort(body)
+    assert caught.value.field == field
