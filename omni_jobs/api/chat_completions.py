@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Request, Response
 from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import Gone, OmniJobsError
+from omni_jobs.errors import Gone, OmniJobsError, StillRunning
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.places import Connection
@@ -19,7 +19,7 @@ from omni_jobs.jobs import SubmitResult
 from omni_jobs.openai.chat_completion import ChatAudio, ChatCompletion, completion_of, sound_of
 from omni_jobs.openai.chat_request import ChatRequest, WantedAnswer
 from omni_jobs.openai.chat_stream import ChatStream
-from omni_jobs.openai.job_errors import check_completed, made_once
+from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.openai.waiting import wait_for_ends, wait_limit_s
 from omni_jobs.pipelines.outputs import output
@@ -105,6 +105,9 @@ async def _submitted(
             if result.created:
                 await run_sync(services.jobs.cancel, result.job_id)
         raise next(result for result in results if isinstance(result, OmniJobsError))
+    for result in made:
+        if not result.created:
+            await run_sync(services.jobs.ask_for, result.job_id)
     return wanted, [result.job_id for result in made]
 
 
@@ -125,6 +128,7 @@ class _View:
             self.services.watch,
             self._see,
             self._sound,
+            self.services.left_jobs.leave,
             self.caller.sees,
             stage=self.wanted.text_stage,
             include_usage=self.wanted.include_usage,
@@ -134,7 +138,12 @@ class _View:
     async def whole(self, within_s: float) -> Response:
         """Return the answer once all jobs have ended. Raises JobFailure, also where one goes on after this time."""
         await wait_for_ends(self.services.watch, self.job_ids, within_s, self.caller.sees, self.connection)
-        return await self.services.artifact_threads.run(self.caller.sees, self._read)
+        try:
+            return await self.services.artifact_threads.run(self.caller.sees, self._read)
+        except JobFailure as failure:
+            if isinstance(failure.error, StillRunning) and self.connection is not None and self.connection.has_left:
+                self.services.left_jobs.leave(self.job_ids)
+            raise
 
     def _read(self) -> Response:
         jobs = [self._see(job_id) for job_id in self.job_ids]

@@ -40,9 +40,15 @@ def _answer(view: JobView | Page, status: int = 200) -> Response:
 
 
 def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
-    """Return a job as the caller may see it: what others' work makes of its wait, only operators see finely."""
+    """Return a job as the caller may see it, who asks for it so.
+
+    What others' work makes of its wait, only operators see finely.
+    """
     detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
-    return below(services.settings.root_path, services.jobs.get(job_id, caller.sees, detail=detail))
+    job = services.jobs.get(job_id, caller.sees, detail=detail)
+    if not job.status.is_final:
+        services.jobs.ask_for(job_id)
+    return below(services.settings.root_path, job)
 
 
 @router.post(

@@ -269,6 +269,15 @@ class WatchedJobRow(Base):
     until: Mapped[float] = mapped_column(Seconds, index=True)
 
 
+class AbandonedJobRow(Base):
+    """The row of a job whose client has left. Removed once somebody asks for the job, or it is cancelled."""
+
+    __tablename__ = "abandoned_jobs"
+
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    at: Mapped[float] = mapped_column(Seconds, index=True)
+
+
 class TextPieceRow(Base):
     """The row of a piece of the text that an attempt makes while its job is watched: characters [start, stop)."""
 

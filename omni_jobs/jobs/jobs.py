@@ -23,6 +23,7 @@ from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
+from omni_jobs.jobs.life.abandon import abandon, ask_for, is_abandoned
 from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
@@ -143,6 +144,14 @@ class Jobs:
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
+
+    abandon = _writes(abandon)
+    is_abandoned = _reads(is_abandoned)
+
+    def ask_for(self, job_id: str) -> None:
+        """Note that somebody asks for a job. Write only if it is abandoned, because many ask and few are."""
+        if self.is_abandoned(job_id):
+            self._db.run(lambda tx: ask_for(tx, job_id))
 
     def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.

@@ -87,6 +87,7 @@ class ChatStream:
         watch: Watch,
         see: Callable[[str], JobView],
         sound: Callable[[JobView], ChatAudio | None],
+        leave: Callable[[Sequence[str]], None],
         tenant: str | None,
         *,
         stage: str,
@@ -94,17 +95,20 @@ class ChatStream:
     ) -> None:
         """``see`` reads a job, and ``sound`` what a completed one has made of sound; both are called on threads.
 
-        ``stage`` makes the text. ``tenant`` is the one for which the client counts among those that watch.
+        ``leave`` is told the jobs whose client leaves before their end. ``stage`` makes the text. ``tenant`` is the one
+        for which the client counts among those that watch.
         """
         self._jobs = jobs
         self._watch = watch
         self._see = see
         self._sound = sound
+        self._leave = leave
         self._tenant = tenant
         self._stage = stage
         self._include_usage = include_usage
         self._head: dict[str, Any] = {}
         self._tells_text = True  # the stage may run for the sound's sake alone
+        self._has_ended = False  # its last event is told, or an error in place of its first
 
     async def chunks(
         self, job_ids: Sequence[str], connection: Connection | None
@@ -114,6 +118,17 @@ class ChatStream:
         The first step raises ServerBusy if too many watch, and what the read of a job raises. A later error is the last
         event. End early, without a last event, if the client has left.
         """
+        try:
+            async with aclosing(self._all(job_ids, connection)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:  # it may be cancelled or closed at any chunk
+            if not self._has_ended:
+                self._leave(job_ids)
+
+    async def _all(
+        self, job_ids: Sequence[str], connection: Connection | None
+    ) -> AsyncGenerator[ServerSentEvent, None]:
         ended: list[JobView] = []
         job_id = job_ids[0]
         has_begun = False
@@ -131,10 +146,13 @@ class ChatStream:
             if self._include_usage:
                 usage = usage_of(ended, self._stage)
                 yield self._event({"choices": [], "usage": None if usage is None else usage.model_dump()})
+            self._has_ended = True
             yield ServerSentEvent("[DONE]")
         except JobFailure as failure:
+            self._has_ended = True
             yield _error(failure.error, failure.job_id, failure.status)
         except OmniJobsError as error:
+            self._has_ended = True
             if not has_begun:
                 raise
             yield _error(error, job_id)

@@ -1,4 +1,4 @@
-"""A round of the rescuer, in short transactions: it removes lost workers, frees, expires, forgets, and lets in."""
+"""A round of the rescuer, in short transactions: it removes lost workers, frees, expires, cancels, forgets, lets in."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.jobs.crew import lease
-from omni_jobs.jobs.life import expire
+from omni_jobs.jobs.life import abandon, expire
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.read import watched
 from omni_jobs.jobs.values import RescueResult
@@ -44,7 +44,8 @@ class DatabasePresence:
 
 
 def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
-    """Free the stage runs of workers without a lease, expire late jobs, and let in jobs where a limit was changed.
+    """Free the stage runs of workers without a lease, expire late jobs, cancel abandoned ones, and let in jobs where
+    a limit was changed.
 
     Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
     ``presence``, which a rescuer keeps from round to round, it waits for workers that may only have missed the
@@ -71,6 +72,10 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
     while number >= expire.EXPIRED_AT_ONCE:
         number, more_queues = run(expire.expire_late)
         expired += number
+        queues |= more_queues
+    number = abandon.CANCELLED_AT_ONCE
+    while number >= abandon.CANCELLED_AT_ONCE:
+        number, more_queues = run(abandon.cancel_abandoned)
         queues |= more_queues
     while run(watched.forget_unwatched):
         pass

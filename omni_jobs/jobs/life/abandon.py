@@ -1,0 +1,57 @@
+"""Abandon: a request that waited for its job has lost its client. Unless somebody asks for the job, it is cancelled.
+
+The note stands in SQL, so that any server may be asked, and a rescuer cancels the job after the server has stopped.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, exists, select
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.tables import AbandonedJobRow, WatchedJobRow
+from omni_jobs.jobs.life.successors import ACTIVE
+from omni_jobs.jobs.life.transition import JobTransition
+
+ABANDONED_S = 60.0
+"""How long after its client has left a job is cancelled."""
+CANCELLED_AT_ONCE = 500
+"""The number of abandoned jobs that one transaction cancels; the next may find more."""
+
+
+def abandon(tx: Connection, job_ids: Sequence[str]) -> None:
+    """Note that the clients of these jobs have left. A job that is abandoned already stays so since then."""
+    for job_id in sorted(job_ids):
+        insert_unless_there(tx, AbandonedJobRow, job_id=job_id, at=now())
+
+
+def is_abandoned(tx: Connection, job_id: str) -> bool:
+    """Return whether the job's client has left, and nobody has asked for the job since then."""
+    return bool(tx.execute(select(exists().where(AbandonedJobRow.job_id == job_id))).scalar_one())
+
+
+def ask_for(tx: Connection, job_id: str) -> None:
+    """Note that somebody asks for a job, so that it goes on."""
+    tx.execute(delete(AbandonedJobRow).where(AbandonedJobRow.job_id == job_id))
+
+
+def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:
+    """Cancel the jobs for which nobody has asked in time. Return how many were looked at, and the queues to ring.
+
+    A job that is watched meanwhile goes on, because whoever watches it asked for it before its client left. If the
+    number is CANCELLED_AT_ONCE, there may be others: call again.
+    """
+    row = AbandonedJobRow
+    due = select(row.job_id).where(row.at <= now() - ABANDONED_S).order_by(row.at, row.job_id).limit(CANCELLED_AT_ONCE)
+    job_ids = sorted(tx.execute(due).scalars())
+    if not job_ids:
+        return 0, set()
+    transition = JobTransition(tx, job_ids)
+    seen = WatchedJobRow
+    watched = set(tx.execute(select(seen.job_id).where(seen.job_id.in_(job_ids), seen.until > now())).scalars())
+    active = {job_id: None for job_id in job_ids if transition.states.get(job_id) in ACTIVE and job_id not in watched}
+    if active:
+        transition.stop(active)
+        transition.write()
+    tx.execute(delete(row).where(row.job_id.in_(job_ids)))
+    return len(job_ids), transition.queues([])

@@ -1,0 +1,41 @@
+"""Jobs whose clients have left, on both databases."""
+
+from omni_jobs.database.database import Database
+from omni_jobs.jobs import Jobs
+from omni_jobs.states import JobState
+from tests.integration.job_steps import claim, complete_each, new_job, pass_time, register, register_each, submit_one
+
+
+def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs, database: Database) -> None:
+    jobs = jobs_or_forgetful
+    left, asked, waits, kept, watched = (submit_one(jobs, new_job()).job_id for _ in range(5))
+    register(jobs, "w")
+    assert [each.job_id for each in claim(jobs, "w", at_most=1)] == [left]
+    jobs.abandon([waits, asked, left, watched])
+    pass_time(database, 30)
+    jobs.abandon([left])  # since the first time
+    jobs.ask_for(asked)
+    jobs.ask_for(kept)
+    jobs.rescue()
+    assert jobs.get(left).status is JobState.IN_PROGRESS
+    assert [jobs.is_abandoned(each) for each in (left, asked, waits, kept)] == [True, False, True, False]
+    jobs.renew("w", 60)
+    pass_time(database, 31)
+    jobs.watch([watched])
+    jobs.rescue()
+    assert jobs.get(left).status is JobState.CANCELLING
+    assert jobs.get(waits).status is JobState.CANCELLED
+    assert {jobs.get(each).status for each in (asked, kept, watched)} == {JobState.QUEUED}
+    assert not any(map(jobs.is_abandoned, (left, waits, watched)))
+
+
+def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database) -> None:
+    job_id = submit_one(jobs, new_job()).job_id
+    register_each(jobs)
+    complete_each(jobs)
+    jobs.abandon([job_id, "job-gone"])
+    pass_time(database, 61)
+    jobs.rescue()
+    assert jobs.get(job_id).status is JobState.COMPLETED
+    assert not jobs.is_abandoned(job_id)
+    assert not jobs.is_abandoned("job-gone")
