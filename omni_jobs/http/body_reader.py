@@ -37,7 +37,7 @@ async def read_body(request: Request, max_bytes: int) -> tuple[bytes | bytearray
     """
     if check_content_type(request, _JSON, _MULTIPART) == _JSON:
         return await read_json(request, max_bytes), None
-    chunks = _chunks(request, max_bytes)
+    chunks = chunks_of(request, max_bytes)
     given: dict[str, FormPart] = {}
     header = request.headers["content-type"]
     async with open_parts(header, chunks, max_files=2, max_texts=1, max_text_bytes=max_bytes) as parts:
@@ -57,12 +57,12 @@ async def read_json(request: Request, max_bytes: int) -> bytearray:
     """Read a body of JSON, and return its bytes, unparsed. Raises as ``read_body`` does."""
     check_content_type(request, _JSON)
     body = bytearray()  # it grows by each chunk, because a join would hold the event loop for 100 ms
-    async for chunk in _chunks(request, max_bytes):
+    async for chunk in chunks_of(request, max_bytes):
         body += chunk
     return body
 
 
-async def _chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+async def chunks_of(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     """Yield the body as it comes in. Raises RequestTooLarge as soon as it has, or declares, more than ``max_bytes``."""
     error = RequestTooLarge(f"the body has more than {max_bytes} bytes (max_body_bytes)", field="body")
     if (request.state.body.content_length or 0) > max_bytes:

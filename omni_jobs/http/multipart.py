@@ -33,6 +33,11 @@ class FormPart:
     name: str
     _content: UploadFile | bytes
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the part was sent as a file, under a file name."""
+        return not isinstance(self._content, bytes)
+
     async def read(self) -> bytes:
         """Return the bytes, in memory: for a part that is parsed."""
         return self._content if isinstance(self._content, bytes) else await self._content.read()

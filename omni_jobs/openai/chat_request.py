@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.parameters import CHAT_COMPLETIONS
+from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.requests import JobRequest, Submission

@@ -87,7 +87,7 @@ class ChatStream:
         watch: Watch,
         see: Callable[[str], JobView],
         sound: Callable[[JobView], ChatAudio | None],
-        leave: Callable[[Sequence[str]], None],
+        leave: Callable[[], None],
         tenant: str | None,
         *,
         stage: str,
@@ -95,8 +95,8 @@ class ChatStream:
     ) -> None:
         """``see`` reads a job, and ``sound`` what a completed one has made of sound; both are called on threads.
 
-        ``leave`` is told the jobs whose client leaves before their end. ``stage`` makes the text. ``tenant`` is the one
-        for which the client counts among those that watch.
+        ``leave`` is called where the client leaves before the end. ``stage`` makes the text. ``tenant`` is the one for
+        which the client counts among those that watch.
         """
         self._jobs = jobs
         self._watch = watch
@@ -124,7 +124,7 @@ class ChatStream:
                     yield chunk
         finally:  # it may be cancelled or closed at any chunk
             if not self._has_ended:
-                self._leave(job_ids)
+                self._leave()
 
     async def _all(
         self, job_ids: Sequence[str], connection: Connection | None

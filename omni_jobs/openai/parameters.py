@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from omni_jobs.errors import InvalidRequest
 
@@ -55,63 +55,16 @@ class ParameterTable:
         return taken, ignored
 
 
-def _taken(name: str, note: str = "as in `POST /v1/jobs`") -> Parameter:
+def taken(name: str, note: str = "as in `POST /v1/jobs`") -> Parameter:
+    """Return a parameter that a route takes. ``note``: what it means."""
     return Parameter(name, Use.TAKEN, note)
 
 
-def _ignored(name: str, note: str) -> Parameter:
+def ignored(name: str, note: str) -> Parameter:
+    """Return a parameter that a route ignores. ``note``: why."""
     return Parameter(name, Use.IGNORED, note)
 
 
-def _refused(name: str, note: str) -> Parameter:
+def refused(name: str, note: str) -> Parameter:
+    """Return a parameter that a route refuses. ``note``: why, or what to send instead."""
     return Parameter(name, Use.REFUSED, note)
-
-
-CHAT_COMPLETIONS: Final = ParameterTable(
-    "POST /v1/chat/completions",
-    (
-        _taken("model", "the pipeline, which takes text and makes text"),
-        _taken("messages", "the role `developer` is `system`; media as in `POST /v1/jobs`"),
-        _taken("modalities", "`text`, `audio`"),
-        _taken("audio", '`voice`, or `{"id": …}` of one; `format`: `wav`, `mp3`, `flac`, `opus`, `aac`, `pcm16`'),
-        _taken("stream", "the text as it grows, see below"),
-        _taken("stream_options", "`include_usage`; `include_obfuscation` is ignored"),
-        _taken("n", "1 to 16 choices, a job each"),
-        _taken("max_completion_tokens"),
-        _taken("max_tokens"),
-        _taken("temperature"),
-        _taken("top_p"),
-        _taken("presence_penalty"),
-        _taken("frequency_penalty"),
-        _taken("seed", "of the first choice; each further choice has the next one"),
-        _taken("stop", "a string, or up to 4"),
-        _taken("response_format"),
-        _taken("logprobs"),
-        _taken("top_logprobs"),
-        _taken("tools", "of type `function`"),
-        _taken("tool_choice", "`none`, `auto`, `required`, or one function"),
-        _taken("parallel_tool_calls"),
-        _taken("metadata", "the job's"),
-        _taken("service_tier", "`priority` and `fast`: high priority; `flex`: low; others: normal"),
-        _taken("stages", "not OpenAI's: parameters by stage, as in `POST /v1/jobs`"),
-        _taken("top_k", "vLLM's: a parameter of the stage that makes the text; -1: all tokens"),
-        _taken("min_p", "vLLM's, as `top_k`"),
-        _taken("repetition_penalty", "vLLM's, as `top_k`"),
-        _taken("min_tokens", "vLLM's, as `top_k`"),
-        _taken("ignore_eos", "vLLM's, as `top_k`"),
-        _ignored("prediction", "it makes no answer faster here"),
-        _ignored("prompt_cache_key", "engines find what they have by themselves"),
-        _ignored("prompt_cache_options", "engines find what they have by themselves"),
-        _ignored("prompt_cache_retention", "engines find what they have by themselves"),
-        _ignored("reasoning_effort", "no pipeline has it as a parameter"),
-        _ignored("safety_identifier", "the key says who asks"),
-        _ignored("store", "every job is stored, for the time that the operator set"),
-        _ignored("user", "the key says who asks"),
-        _ignored("verbosity", "no pipeline has it as a parameter"),
-        _refused("function_call", "send `tool_choice`"),
-        _refused("functions", "send `tools`"),
-        _refused("logit_bias", "no stage has it"),
-        _refused("moderation", "nothing here moderates"),
-        _refused("web_search_options", "nothing here searches the web"),
-    ),
-)

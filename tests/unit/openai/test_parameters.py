@@ -8,9 +8,11 @@ import pytest
 from openai.types.chat import completion_create_params as chat
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.parameters import CHAT_COMPLETIONS, Parameter, ParameterTable, Use
+from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
+from omni_jobs.openai.parameters import Parameter, ParameterTable, Use
 from tests.docs.pages import page
 
+TABLES = (CHAT_COMPLETIONS,)
 TYPES = {
     CHAT_COMPLETIONS.route: (chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
 }
@@ -18,7 +20,7 @@ OTHERS = {"stages", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignor
 """What the tables have beside the stock client's names."""
 
 
-@pytest.mark.parametrize("table", [CHAT_COMPLETIONS], ids=lambda table: table.route)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.route)
 def test_a_table_has_every_parameter_of_the_stock_client(table: ParameterTable) -> None:
     names = [parameter.name for parameter in table.parameters]
     known = {name for kind in TYPES[table.route] for name in typing.get_type_hints(kind)}
@@ -26,9 +28,11 @@ def test_a_table_has_every_parameter_of_the_stock_client(table: ParameterTable) 
     assert set(names) - OTHERS == known
 
 
-def test_the_page_shows_the_tables() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (taken|ignored|refused) \| (.*) \|$", page("openai.md"), re.MULTILINE)
-    assert rows == [(each.name, each.use, each.note) for each in CHAT_COMPLETIONS.parameters]
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.route)
+def test_the_page_shows_the_table(table: ParameterTable) -> None:
+    text = page("openai.md").partition(f"Parameters of `{table.route}`")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (taken|ignored|refused) \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(each.name, each.use, each.note) for each in table.parameters]
 
 
 TABLE = ParameterTable(

@@ -1,0 +1,151 @@
+"""``WaitingRequest``: a request that submits jobs and waits for them, whatever its form. It is a route's dependency.
+
+submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
+SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+from anyio.to_thread import run_sync
+from fastapi import Depends, Header, Request, Response
+
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.errors import Gone, OmniJobsError, StillRunning
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.places import Connection
+from omni_jobs.http.request_parameters import idempotency_key_header
+from omni_jobs.jobs import StoredArtifact, SubmitResult
+from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
+from omni_jobs.openai.waiting import wait_for_ends, wait_limit_s
+from omni_jobs.pipelines.outputs import output
+from omni_jobs.requests import Submission
+from omni_jobs.tenants.caller import Caller
+from omni_jobs.views import JobView
+
+WAITING_ERRORS: Final = errors(400, 403, 404, 408, 409, 410, 413, 415, 429, 500, 503, 504)
+"""The errors that a route of a ``WaitingRequest`` may answer."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedJobs:
+    """The jobs that one request has submitted, in the order of what it asked for.
+
+    ids      of one job at least
+    has_key  whether the client gave them a name, so that it may send its request again
+    """
+
+    ids: Sequence[str]
+    has_key: bool
+    services: Services
+    caller: Caller
+    connection: Connection | None
+    within_s: float
+
+    async def answer(self, read: Callable[[Sequence[JobView]], Response]) -> Response:
+        """Return what ``read`` makes of the jobs once they have completed. It is called on a thread.
+
+        Raises JobFailure for a job that has not completed, also where one goes on after the time for which the
+        server or the client waits, and where an error follows that must not make the client submit again.
+        """
+        with made_once(self.ids[0], has_key=self.has_key):
+            await wait_for_ends(self.services.watch, self.ids, self.within_s, self.caller.sees, self.connection)
+            try:
+                return await self.services.artifact_threads.run(self.caller.sees, lambda: read(self._completed()))
+            except JobFailure as failure:
+                if isinstance(failure.error, StillRunning) and self.has_left:
+                    self.leave()
+                raise
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has closed its connection."""
+        return self.connection is not None and self.connection.has_left
+
+    def leave(self) -> None:
+        """Note that the client has left, so that the jobs are cancelled unless somebody asks for them."""
+        self.services.left_jobs.leave(self.ids)
+
+    def see(self, job_id: str) -> JobView:
+        """Return a job as the client may see it. Call this on a thread."""
+        return self.services.jobs.get(job_id, self.caller.sees)
+
+    def made(self, job: JobView, modality: str) -> StoredArtifact:
+        """Return the artifact that a completed job has made of an output. Call this on a thread.
+
+        Raises Gone once the artifact's time to live is over.
+        """
+        kind = output(modality)
+        names = {kind.artifact_name(format) for format in kind.formats}
+        name = next((artifact.name for artifact in job.artifacts if artifact.name in names), None)
+        if name is None:
+            raise Gone(f"the {modality} of job {job.id} is not kept any longer")
+        return self.services.jobs.artifact(job.id, name, self.caller.sees)
+
+    def _completed(self) -> list[JobView]:
+        jobs = [self.see(job_id) for job_id in self.ids]
+        for job in jobs:
+            check_completed(job)
+        return jobs
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that submits jobs and waits for them."""
+
+    request: Request
+    services: ServicesDep
+    idempotency_key: Annotated[
+        str | None, idempotency_key_header(240, "the same key and body give the answer of the same job again")
+    ] = None
+    read_timeout: Annotated[
+        str | None, Header(alias="x-stainless-read-timeout", description="the seconds for which the client waits")
+    ] = None
+
+    def check_room(self, caller: Caller) -> None:
+        """Raise ServerBusy while as many requests wait as may, so that nothing is read or made for one more."""
+        self.services.watch.check_room(caller.sees)
+
+    async def submitted(
+        self, caller: Caller, body: bytes | bytearray, parse: Callable[[], tuple[T, list[Submission]]]
+    ) -> tuple[T, SubmittedJobs]:
+        """Submit what ``parse`` makes of the body, and return the jobs with what ``parse`` says besides.
+
+        ``parse`` may be called on a thread. ``body`` is what it reads, but for media. Raises what it raises, and the
+        error of the first submission that is refused, once the jobs that were made are cancelled.
+        """
+        services = self.services
+        wanted, submissions = await services.lanes.run_parsing([body], parse)
+        results = await services.intake.submit_many(submissions, wait_for_decoders=False)
+        made = [result for result in results if isinstance(result, SubmitResult)]
+        if len(made) < len(results):
+            for result in made:
+                if result.created:
+                    await run_sync(services.jobs.cancel, result.job_id)
+            raise next(result for result in results if isinstance(result, OmniJobsError))
+        for result in made:
+            if not result.created:
+                await run_sync(services.jobs.ask_for, result.job_id)
+        self.request.state.body.end()  # nothing holds it any more, and the answer may be late
+        return wanted, SubmittedJobs(
+            ids=[result.job_id for result in made],
+            has_key=self.idempotency_key is not None,
+            services=services,
+            caller=caller,
+            connection=self.request.scope["state"].get("connection"),
+            within_s=wait_limit_s(services.settings.wait_limit_s, self.read_timeout),
+        )
+
+
+WaitingRequestDep = Annotated[WaitingRequest, Depends()]
+
+
+def with_ignored(answer: Response, ignored: Sequence[str]) -> Response:
+    """Return the answer, which names in ``X-Ignored`` the parameters that are ignored."""
+    if ignored:
+        answer.headers["X-Ignored"] = ", ".join(ignored)
+    return answer
