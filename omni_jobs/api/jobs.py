@@ -47,7 +47,7 @@ def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
     detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
     job = services.jobs.get(job_id, caller.sees, detail=detail)
     if not job.status.is_final:
-        services.jobs.ask_for(job_id)
+        services.jobs.ask_for([job_id])
     return below(services.settings.root_path, job)
 
 

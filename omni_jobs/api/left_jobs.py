@@ -19,9 +19,12 @@ class LeftJobs:
         self._jobs = jobs
         self._notes: set[asyncio.Task[None]] = set()
 
-    def leave(self, job_ids: Sequence[str]) -> None:
-        """Note that the client of these jobs has left. Return at once, because the request may be cancelled already."""
-        note = asyncio.create_task(self._note(job_ids))
+    def leave(self, job_ids: Sequence[str], key: str | None = None) -> None:
+        """Note that the client of these jobs has left. Return at once, because the request may be cancelled already.
+
+        ``key``: the one under which its first try submitted them, if the client gave none.
+        """
+        note = asyncio.create_task(self._note(job_ids, key))
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
 
@@ -30,8 +33,10 @@ class LeftJobs:
         while self._notes:
             await asyncio.wait(self._notes)
 
-    async def _note(self, job_ids: Sequence[str]) -> None:
+    async def _note(self, job_ids: Sequence[str], key: str | None) -> None:
         try:
             await run_sync(self._jobs.abandon, job_ids)
+            if key is not None:
+                await run_sync(self._jobs.lose_try, key)
         except OmniJobsError as error:
             logger.warning("%d jobs go on, whose client has left: %s", len(job_ids), error)

@@ -4,15 +4,16 @@ submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
 SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, Header, Request, Response
 
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.errors import Gone, OmniJobsError, StillRunning
+from omni_jobs.errors import Gone, OmniJobsError, ServerBusy, StillRunning
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.places import Connection
 from omni_jobs.http.request_parameters import idempotency_key_header
@@ -20,7 +21,7 @@ from omni_jobs.jobs import StoredArtifact, SubmitResult
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
 from omni_jobs.openai.waiting import wait_for_ends, wait_limit_s
 from omni_jobs.pipelines.outputs import output
-from omni_jobs.requests import Submission
+from omni_jobs.requests import Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
 
@@ -35,12 +36,14 @@ T = TypeVar("T")
 class SubmittedJobs:
     """The jobs that one request has submitted, in the order of what it asked for.
 
-    ids      of one job at least
-    has_key  whether the client gave them a name, so that it may send its request again
+    ids        of one job at least
+    has_key    whether the same request, sent again, gives these jobs again
+    first_try  the key that stands for the client's own, where it gave none
     """
 
     ids: Sequence[str]
     has_key: bool
+    first_try: str | None
     services: Services
     caller: Caller
     connection: Connection | None
@@ -50,15 +53,21 @@ class SubmittedJobs:
         """Return what ``read`` makes of the jobs once they have completed. It is called on a thread.
 
         Raises JobFailure for a job that has not completed, also where one goes on after the time for which the
-        server or the client waits, and where an error follows that must not make the client submit again.
+        server or the client waits, and where an error follows that must not make the client submit again. Raises
+        ServerBusy where the server stops, and the client may send its request again.
         """
+        watch = self.services.watch
         with made_once(self.ids[0], has_key=self.has_key):
-            await wait_for_ends(self.services.watch, self.ids, self.within_s, self.caller.sees, self.connection)
+            await wait_for_ends(watch, self.ids, self.within_s, self.caller.sees, self.connection)
             try:
                 return await self.services.artifact_threads.run(self.caller.sees, lambda: read(self._completed()))
             except JobFailure as failure:
-                if isinstance(failure.error, StillRunning) and self.has_left:
+                if not isinstance(failure.error, StillRunning):
+                    raise
+                if self.has_left:
                     self.leave()
+                elif watch.is_released and self.has_key:
+                    raise ServerBusy("the server stops: send the request again, to get the same job") from None
                 raise
 
     @property
@@ -68,7 +77,7 @@ class SubmittedJobs:
 
     def leave(self) -> None:
         """Note that the client has left, so that the jobs are cancelled unless somebody asks for them."""
-        self.services.left_jobs.leave(self.ids)
+        self.services.left_jobs.leave(self.ids, self.first_try)
 
     def see(self, job_id: str) -> JobView:
         """Return a job as the client may see it. Call this on a thread."""
@@ -105,6 +114,14 @@ class WaitingRequest:
     read_timeout: Annotated[
         str | None, Header(alias="x-stainless-read-timeout", description="the seconds for which the client waits")
     ] = None
+    retry_count: Annotated[
+        str | None,
+        Header(
+            alias="x-stainless-retry-count",
+            pattern="^[0-9]{1,4}$",
+            description="how often the client has sent the request before; the first try's job is found again",
+        ),
+    ] = None
 
     def check_room(self, caller: Caller) -> None:
         """Raise ServerBusy while as many requests wait as may, so that nothing is read or made for one more."""
@@ -120,6 +137,39 @@ class WaitingRequest:
         """
         services = self.services
         wanted, submissions = await services.lanes.run_parsing([body], parse)
+        first_try = None
+        if self.idempotency_key is None and self.retry_count is not None:
+            first_try = await run_sync(self._key_of_try, caller, submissions[0].sent)
+            submissions = [
+                replace(each, idempotency_key=f"{first_try}#{number}") for number, each in enumerate(submissions)
+            ]
+        try:
+            ids = await self._submit(submissions)
+        except OmniJobsError as error:
+            if first_try is not None:
+                note = services.jobs.lose_try if error.retryable else services.jobs.drop_try
+                with suppress(OmniJobsError):  # the client gets the error of its request
+                    await run_sync(note, first_try)
+            raise
+        self.request.state.body.end()  # nothing holds it any more, and the answer may be late
+        return wanted, SubmittedJobs(
+            ids=ids,
+            has_key=self.idempotency_key is not None or first_try is not None,
+            first_try=first_try,
+            services=services,
+            caller=caller,
+            connection=self.request.scope["state"].get("connection"),
+            within_s=wait_limit_s(services.settings.wait_limit_s, self.read_timeout),
+        )
+
+    def _key_of_try(self, caller: Caller, sent: Mapping[str, Any]) -> str:
+        """Return the key under which the client's first try of this request has submitted, or does."""
+        digest = request_digest({"path": self.request.scope["route"].path, "body": sent})
+        return self.services.jobs.key_of_try(caller.tenant, digest, int(self.retry_count or 0))
+
+    async def _submit(self, submissions: Sequence[Submission]) -> list[str]:
+        """Submit all or none, and return the ids of the jobs. Raises the first error."""
+        services = self.services
         results = await services.intake.submit_many(submissions, wait_for_decoders=False)
         made = [result for result in results if isinstance(result, SubmitResult)]
         if len(made) < len(results):
@@ -127,18 +177,9 @@ class WaitingRequest:
                 if result.created:
                     await run_sync(services.jobs.cancel, result.job_id)
             raise next(result for result in results if isinstance(result, OmniJobsError))
-        for result in made:
-            if not result.created:
-                await run_sync(services.jobs.ask_for, result.job_id)
-        self.request.state.body.end()  # nothing holds it any more, and the answer may be late
-        return wanted, SubmittedJobs(
-            ids=[result.job_id for result in made],
-            has_key=self.idempotency_key is not None,
-            services=services,
-            caller=caller,
-            connection=self.request.scope["state"].get("connection"),
-            within_s=wait_limit_s(services.settings.wait_limit_s, self.read_timeout),
-        )
+        if repeated := [result.job_id for result in made if not result.created]:
+            await run_sync(services.jobs.ask_for, repeated)
+        return [result.job_id for result in made]
 
 
 WaitingRequestDep = Annotated[WaitingRequest, Depends()]

@@ -278,6 +278,20 @@ class AbandonedJobRow(Base):
     at: Mapped[float] = mapped_column(Seconds, index=True)
 
 
+class FirstTryRow(Base):
+    """The row of a request without a key whose client may send it again. Removed a quarter of an hour later."""
+
+    __tablename__ = "first_tries"
+    __table_args__ = (Index(None, "request", "tenant"),)
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)  # the idempotency key under which it submits
+    tenant: Mapped[str] = mapped_column(String(64))
+    request: Mapped[str] = mapped_column(String(71))  # the digest of its path and body
+    at: Mapped[float] = mapped_column(Seconds, index=True)
+    tries: Mapped[int]  # the number of the newest repetition that found this row, or wrote it
+    is_lost: Mapped[bool]  # its client got no answer, or an error
+
+
 class TextPieceRow(Base):
     """The row of a piece of the text that an attempt makes while its job is watched: characters [start, stop)."""
 

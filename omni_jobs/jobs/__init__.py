@@ -3,6 +3,7 @@
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
+from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.watched import WATCHED_S
@@ -34,6 +35,7 @@ from omni_jobs.jobs.values import (
 from omni_jobs.new_job import NewJob, NewStage, new_job_id
 
 __all__ = [
+    "ABANDONED_S",
     "WATCHED_S",
     "Claim",
     "Claims",

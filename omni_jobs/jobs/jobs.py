@@ -23,7 +23,8 @@ from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
-from omni_jobs.jobs.life.abandon import abandon, ask_for, is_abandoned
+from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
+from omni_jobs.jobs.life.first_tries import drop_try, key_of_try, lose_try
 from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
@@ -146,12 +147,16 @@ class Jobs:
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
 
     abandon = _writes(abandon)
-    is_abandoned = _reads(is_abandoned)
+    abandoned = _reads(abandoned)
 
-    def ask_for(self, job_id: str) -> None:
-        """Note that somebody asks for a job. Write only if it is abandoned, because many ask and few are."""
-        if self.is_abandoned(job_id):
-            self._db.run(lambda tx: ask_for(tx, job_id))
+    def ask_for(self, job_ids: Sequence[str]) -> None:
+        """Note that somebody asks for these jobs. Write only for abandoned ones, because many ask and few are."""
+        if left := self.abandoned(job_ids):
+            self._db.run(lambda tx: ask_for(tx, left))
+
+    key_of_try = _writes(key_of_try)
+    lose_try = _writes(lose_try)
+    drop_try = _writes(drop_try)
 
     def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.

@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 
 from omni_jobs.errors import OmniJobsError, ServerBusy
 from omni_jobs.http.places import Connection
-from omni_jobs.jobs import WATCHED_S, Glance, Jobs
+from omni_jobs.jobs import ABANDONED_S, WATCHED_S, Glance, Jobs
 from omni_jobs.watch.texts import SeenText, SeenTexts
 
 logger = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _PAUSE_S = 0.05  # between two polls, while polls are quick
 _PAUSE_PER_POLL = 10.0  # after a slow poll the pause is so many times as long as the poll,
 _NOTE_EVERY_S = WATCHED_S / 3
+_ASK_EVERY_S = ABANDONED_S / 3  # another client of the same job may have left meanwhile
 _LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long
 
 
@@ -84,6 +85,7 @@ class Watch:
         self._jobs = jobs
         self._texts = SeenTexts(jobs.text_pieces)
         self._noted: dict[str, float] = {}  # the jobs whose stage runs are watched, and when that was noted last
+        self._asked_at = -_ASK_EVERY_S
         self._clock = clock
         self._most = most
         self._most_per_tenant = most_per_tenant
@@ -146,6 +148,11 @@ class Watch:
         for watcher in self._watchers:
             watcher.end()
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the server stops."""
+        return self._released
+
     def _is_over_for(self, connection: Connection | None) -> bool:
         return self._released or (connection is not None and connection.has_left)
 
@@ -197,11 +204,17 @@ class Watch:
         return {}
 
     def _look(self, job_ids: Sequence[str], with_runs: Sequence[str], now: float) -> Mapping[str, Glance]:
-        """Read jobs, and of those ``with_runs`` the texts; tell the workers of these, too, that they are watched."""
+        """Read jobs, and of those ``with_runs`` the texts; tell the workers of these, too, that they are watched.
+
+        Every job that is watched is one that somebody asks for.
+        """
         self._noted = {job_id: self._noted.get(job_id, -_NOTE_EVERY_S) for job_id in with_runs}
         if unnoted := [job_id for job_id, at in self._noted.items() if at + _NOTE_EVERY_S <= now]:
             self._jobs.watch(unnoted)
             self._noted |= dict.fromkeys(unnoted, now)
+        if self._asked_at + _ASK_EVERY_S <= now:
+            self._jobs.ask_for(job_ids)
+            self._asked_at = now
         glances = self._jobs.glances(job_ids, with_runs)
         self._texts.look({job_id: glances[job_id] for job_id in with_runs if job_id in glances})
         return glances

@@ -156,6 +156,7 @@ def pass_time(database: Database, seconds: float) -> None:
         tx.execute(text("UPDATE events SET at = at - :s"), {"s": seconds})
         tx.execute(text("UPDATE watched_jobs SET until = until - :s"), {"s": seconds})
         tx.execute(text("UPDATE abandoned_jobs SET at = at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE first_tries SET at = at - :s"), {"s": seconds})
         tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
 
 

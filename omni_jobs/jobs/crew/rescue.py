@@ -10,6 +10,7 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.jobs.crew import lease
 from omni_jobs.jobs.life import abandon, expire
+from omni_jobs.jobs.life.first_tries import forget_tries
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.read import watched
 from omni_jobs.jobs.values import RescueResult
@@ -77,8 +78,9 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
     while number >= abandon.CANCELLED_AT_ONCE:
         number, more_queues = run(abandon.cancel_abandoned)
         queues |= more_queues
-    while run(watched.forget_unwatched):
-        pass
+    for forget in (watched.forget_unwatched, forget_tries):
+        while run(forget):
+            pass
     for tenant in db.read(quota.tenants_with_held_jobs):
         while more_queues := run(partial(quota.let_in, tenants=[tenant])):
             queues |= more_queues

@@ -5,10 +5,12 @@ The note stands in SQL, so that any server may be asked, and a rescuer cancels t
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, Text, bindparam, delete, select
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import AbandonedJobRow, WatchedJobRow
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.life.transition import JobTransition
@@ -19,20 +21,24 @@ CANCELLED_AT_ONCE = 500
 """The number of abandoned jobs that one transaction cancels; the next may find more."""
 
 
+_ids = bindparam("ids", type_=Text)
+
+
 def abandon(tx: Connection, job_ids: Sequence[str]) -> None:
     """Note that the clients of these jobs have left. A job that is abandoned already stays so since then."""
     for job_id in sorted(job_ids):
         insert_unless_there(tx, AbandonedJobRow, job_id=job_id, at=now())
 
 
-def is_abandoned(tx: Connection, job_id: str) -> bool:
-    """Return whether the job's client has left, and nobody has asked for the job since then."""
-    return bool(tx.execute(select(exists().where(AbandonedJobRow.job_id == job_id))).scalar_one())
+def abandoned(tx: Connection, job_ids: Sequence[str]) -> list[str]:
+    """Return those of these jobs whose client has left, and for which nobody has asked since then."""
+    found = select(AbandonedJobRow.job_id).where(one_of(AbandonedJobRow.job_id, _ids))
+    return list(tx.execute(found, {"ids": listed(job_ids)}).scalars())
 
 
-def ask_for(tx: Connection, job_id: str) -> None:
-    """Note that somebody asks for a job, so that it goes on."""
-    tx.execute(delete(AbandonedJobRow).where(AbandonedJobRow.job_id == job_id))
+def ask_for(tx: Connection, job_ids: Sequence[str]) -> None:
+    """Note that somebody asks for these jobs, so that they go on."""
+    tx.execute(delete(AbandonedJobRow).where(one_of(AbandonedJobRow.job_id, _ids)), {"ids": listed(sorted(job_ids))})
 
 
 def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:

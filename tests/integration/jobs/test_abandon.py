@@ -14,11 +14,11 @@ def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs
     jobs.abandon([waits, asked, left, watched])
     pass_time(database, 30)
     jobs.abandon([left])  # since the first time
-    jobs.ask_for(asked)
-    jobs.ask_for(kept)
+    jobs.ask_for([asked])
+    jobs.ask_for([kept])
     jobs.rescue()
     assert jobs.get(left).status is JobState.IN_PROGRESS
-    assert [jobs.is_abandoned(each) for each in (left, asked, waits, kept)] == [True, False, True, False]
+    assert set(jobs.abandoned([left, asked, waits, kept])) == {left, waits}
     jobs.renew("w", 60)
     pass_time(database, 31)
     jobs.watch([watched])
@@ -26,7 +26,7 @@ def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs
     assert jobs.get(left).status is JobState.CANCELLING
     assert jobs.get(waits).status is JobState.CANCELLED
     assert {jobs.get(each).status for each in (asked, kept, watched)} == {JobState.QUEUED}
-    assert not any(map(jobs.is_abandoned, (left, waits, watched)))
+    assert not jobs.abandoned([left, waits, watched])
 
 
 def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database) -> None:
@@ -37,5 +37,4 @@ def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database
     pass_time(database, 61)
     jobs.rescue()
     assert jobs.get(job_id).status is JobState.COMPLETED
-    assert not jobs.is_abandoned(job_id)
-    assert not jobs.is_abandoned("job-gone")
+    assert not jobs.abandoned([job_id, "job-gone"])

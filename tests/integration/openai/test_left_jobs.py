@@ -55,7 +55,7 @@ def test_a_stream_that_is_closed_leaves_its_jobs(api: ApiServer, stock: Stock) -
     stream.close()
     jobs = job_ids(api)
     assert len(jobs) == 2
-    until(lambda: all(map(api.services.jobs.is_abandoned, jobs)))
+    until(lambda: len(api.services.jobs.abandoned(jobs)) == 2)
     assert api.http.get(f"/v1/jobs/{jobs[0]}").json()["status"] == "queued"
     pass_time(api.services.db, 61)
     api.services.jobs.rescue()
@@ -70,11 +70,11 @@ def test_a_client_that_gives_up_leaves_its_job_until_it_comes_again(api: ApiServ
         )
     until(lambda: job_ids(api))
     [job_id] = job_ids(api)
-    until(lambda: api.services.jobs.is_abandoned(job_id))
+    until(lambda: api.services.jobs.abandoned([job_id]))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
             stock.error, openai.ConflictError, lambda: stock.chat(model="echo", extra_headers=headers)
         )
-        until(lambda: not api.services.jobs.is_abandoned(job_id))
+        until(lambda: not api.services.jobs.abandoned([job_id]))
         api.services.jobs.cancel(job_id)
         assert waiting.result(LATE_S).code == "job_cancelled"

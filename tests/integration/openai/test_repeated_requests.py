@@ -1,0 +1,100 @@
+"""A stock client that sends a request again, without a key, gets the job of its first try."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.api_server import ApiServer, serve
+from tests.integration.openai.stock import Stock, stock_client
+
+WAITS = {"x-stainless-read-timeout": "600"}  # it says that it waits for longer, so that it breaks off by itself
+
+
+@pytest.fixture
+def replica(echo_media: ApiServer) -> Iterator[ApiServer]:
+    with serve(echo_media.services.settings) as api:
+        yield api
+
+
+def jobs_of(api: ApiServer, order: str) -> list[str]:
+    jobs = api.http.get("/v1/jobs", params={"limit": 20}).json()["jobs"]
+    return [job["id"] for job in jobs if job["metadata"] == {"order": order}]
+
+
+def again(number: int) -> dict[str, Any]:
+    return {"extra_headers": {"x-stainless-retry-count": str(number)}}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_breaks_off_comes_again_for_the_same_jobs(stock: Stock, echo_media: ApiServer, n: int) -> None:
+    client = stock.client.with_options(timeout=0.7, max_retries=10)
+    completion = client.chat.completions.create(
+        model="echo_media",
+        messages=[{"role": "user", "content": "one two"}],
+        n=n,
+        metadata={"order": f"slow-{n}"},
+        extra_body={"stages": {"answer": {"delay_s": 1.5}}},
+        extra_headers=WAITS,
+    )
+    assert [choice.message.content for choice in completion.choices] == ["one two"] * n
+    assert len(stock.tries) > 1
+    assert len(jobs_of(echo_media, f"slow-{n}")) == n
+
+
+def test_the_first_try_is_known_on_another_server(stock: Stock, echo_media: ApiServer, replica: ApiServer) -> None:
+    first = stock.chat("Once", metadata={"order": "replica"})
+    with stock_client(f"http://{replica.host}:{replica.port}") as other:
+        second = other.chat("Once", metadata={"order": "replica"}, **again(1))
+    assert second.to_dict() == first.to_dict()
+    assert len(jobs_of(echo_media, "replica")) == 1
+
+
+def test_first_tries_are_jobs_of_their_own(stock: Stock, echo_media: ApiServer) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(stock.chat, "Same", metadata={"order": "same"}) for _ in range(4)]
+        ids = {each.result().id for each in asked}
+    assert len(ids) == 4
+    assert {stock.chat("Same", metadata={"order": "same"}, **again(1)).id for _ in range(4)} == ids
+    assert len(jobs_of(echo_media, "same")) == 4
+
+
+def test_a_broken_stream_may_be_asked_for_whole(stock: Stock, echo_media: ApiServer) -> None:
+    more = {"metadata": {"order": "stream"}, "extra_body": {"stages": {"answer": {"delay_s": 1.0}}}}
+    stream = stock.chat("one two three", stream=True, **more)
+    first = next(stream)
+    stream.close()
+    assert stock.chat("one two three", **more, **again(1)).id == first.id
+    assert len(jobs_of(echo_media, "stream")) == 1
+
+
+def test_a_request_with_a_key_leaves_nothing_behind(stock: Stock, echo_media: ApiServer) -> None:
+    count = "SELECT count(*) FROM first_tries"
+    with echo_media.services.db.begin() as tx:
+        before = tx.exec_driver_sql(count).scalar_one()
+    stock.chat("Keyed", extra_headers={"Idempotency-Key": "keyed"})
+    with pytest.raises(openai.BadRequestError):
+        stock.chat("Keyed", temperature=9)
+    with echo_media.services.db.begin() as tx:
+        assert tx.exec_driver_sql(count).scalar_one() == before
+
+
+def test_a_stopping_server_sends_its_clients_to_another(echo_media: ApiServer, replica: ApiServer) -> None:
+    with stock_client(f"http://{replica.host}:{replica.port}") as stock, ThreadPoolExecutor(1) as pool:
+        more = {"metadata": {"order": "stop"}, "extra_body": {"stages": {"answer": {"delay_s": 600}}}}
+        waiting = pool.submit(
+            stock.client.with_options(max_retries=0).chat.completions.create,
+            model="echo_media",
+            messages=[{"role": "user", "content": "a b"}],
+            **more,
+        )
+        while not jobs_of(echo_media, "stop"):
+            pass
+        replica.services.watch.release()
+        with pytest.raises(openai.InternalServerError) as caught:
+            waiting.result(30)
+    assert (caught.value.status_code, caught.value.code) == (503, "server_busy")
+    assert caught.value.response.headers["x-should-retry"] == "true"
+    echo_media.http.post(f"/v1/jobs/{jobs_of(echo_media, 'stop')[0]}/cancel")
