@@ -28,6 +28,7 @@ class Jobs:
         self.polls: list[tuple[list[str], set[str]]] = []
         self.polled = threading.Event()
         self.noted: list[list[str]] = []
+        self.asked_for: list[list[str]] = []
 
     def glances(self, job_ids: Sequence[str], with_runs: Collection[str]) -> Mapping[str, Glance]:
         self.polls.append((list(job_ids), set(with_runs)))
@@ -43,6 +44,9 @@ class Jobs:
 
     def watch(self, job_ids: Collection[str]) -> None:
         self.noted += [sorted(job_ids)]
+
+    def ask_for(self, job_ids: Sequence[str]) -> None:
+        self.asked_for += [list(job_ids)]
 
     def text_pieces(self, wanted: Sequence[WantedText]) -> list[TextPiece]:
         return []
@@ -335,3 +339,16 @@ async def test_watchers_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> No
     assert await asyncio.wait_for(asyncio.gather(*going), 30) == [True] * 3
     assert not watch._of_tenants
     assert not watch._watchers
+
+
+async def test_what_is_watched_is_asked_for_again_and_again(jobs: Jobs) -> None:
+    now = [1000.0]
+    watch = Watch(jobs, clock=lambda: now[0])
+    wait = asyncio.create_task(watch.until_ended("job-1", LONG_S))
+    await jobs.poll()
+    assert jobs.asked_for == [["job-1"]]
+    now[0] += 20.0
+    await jobs.poll()
+    assert jobs.asked_for == [["job-1"]] * 2
+    watch.release()
+    await asyncio.wait_for(wait, 30)
