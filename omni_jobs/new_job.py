@@ -10,12 +10,22 @@ from omni_jobs.identity import DEFAULT_TENANT, PipelineId
 from omni_jobs.priority import Priority
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits
 
+_LAST_MICROS = (1 << 48) * 1000 - 1000  # of the milliseconds that an id has room for
+
 
 def new_job_id() -> str:
     """Return a new job id: ``job-`` and a UUIDv7 in hex. Ids sort by the time they were made, to a quarter of a µs."""
     millis, rest = divmod(time.time_ns(), 1_000_000)
     fraction = rest * 4096 // 1_000_000  # RFC 9562, 6.2, method 3
     value = (millis << 80) | (7 << 76) | (fraction << 64) | (0b10 << 62) | secrets.randbits(62)
+    return f"job-{value:032x}"
+
+
+def first_job_id(at: float) -> str:
+    """Return the lowest id that ``new_job_id`` makes at this time, in seconds since 1970 to a µs, or later."""
+    micros = min(max(round(at * 1e6), 0), _LAST_MICROS)
+    millis, rest = divmod(micros, 1000)
+    value = (millis << 80) | (7 << 76) | (-(-rest * 4096 // 1000) << 64) | (0b10 << 62)
     return f"job-{value:032x}"
 
 

@@ -257,6 +257,27 @@ class Page(_View):
     next_cursor: str | None  # null: this is the last page
 
 
+class SkippedJobs(_View):
+    """Jobs that an action on many has left as they are, all for one kind of reason."""
+
+    code: str  # the error's
+    count: int
+    job_id: str  # the first of them
+    message: str  # the reason for that one
+
+
+class JobActionView(_View):
+    """What an action on many jobs has done: so far, while there is a ``next_cursor``."""
+
+    action: Literal["cancel", "retry", "delete"]
+    dry_run: bool
+    matched: int  # the jobs that match and may be changed so; with dry_run they were counted alone
+    changed: int  # of them; 0 with dry_run
+    skipped: list[SkippedJobs] = []  # the others, which changed meanwhile or cannot be retried
+    next_cursor: str | None = None  # send the request again with it as ``cursor``; null: no further job matches
+    stopped_by: ErrorView | None = None  # why it ended before its bound, such as a full backlog; null: it did not
+
+
 class StageCount(_View):
     """The number of stage runs of one stage in one state."""
 

@@ -11,7 +11,18 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omni_jobs.api import artifacts, bulk, chat_completions, dashboard, health, jobs, models, pipelines, stages
+from omni_jobs.api import (
+    artifacts,
+    bulk,
+    chat_completions,
+    dashboard,
+    health,
+    job_actions,
+    jobs,
+    models,
+    pipelines,
+    stages,
+)
 from omni_jobs.api.services import Services
 from omni_jobs.http.browsers import KnownPages
 from omni_jobs.http.error_answers import errors, install_error_answers
@@ -63,7 +74,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
-    for noun in (jobs, bulk, artifacts, pipelines, stages, models, chat_completions, dashboard):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, models, chat_completions, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=errors(421, 431))

@@ -9,6 +9,15 @@ from pydantic import TypeAdapter
 
 from omni_jobs.api.event_stream import EventStream, TextPlace, answer_with
 from omni_jobs.api.examples import EVENT_STREAM, EVENTS, JOB, MULTIPART, SUBMITS
+from omni_jobs.api.job_filters import (
+    MOST_METADATA,
+    NAME,
+    TENANT,
+    Pair,
+    TimeOfQuery,
+    pairs_of,
+    tenant_of,
+)
 from omni_jobs.api.needs import Reader, Submitter, Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.http.body_reader import read_body
@@ -17,12 +26,14 @@ from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import (
     JOB_ID,
+    LONGEST_WAIT_S,
     CancelAfter,
     JobId,
     PlainNumber,
     idempotency_key_header,
+    preferred_wait,
 )
-from omni_jobs.jobs import Detail, as_written
+from omni_jobs.jobs import Detail, JobFilter, as_written
 from omni_jobs.requests import cancel_after, parse
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
@@ -57,7 +68,7 @@ def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
     response_model=JobView,
     responses={
         202: {"description": "Accepted: a new job", "content": {"application/json": {"example": JOB}}},
-        200: {"description": "The job that this Idempotency-Key made before", "model": JobView},
+        200: {"description": "The job that this Idempotency-Key made before, or that has ended", "model": JobView},
         **errors(403, 404, 408, 413, 415, 429, 503),
     },
     openapi_extra={
@@ -78,6 +89,15 @@ async def submit_job(
         str | None, idempotency_key_header(255, "the same key and body return the same job again")
     ] = None,
     cancel_after_: CancelAfter = None,
+    prefer: Annotated[  # for the document; several such headers count as one
+        str | None,
+        Header(
+            alias="Prefer",
+            max_length=1000,
+            description="`wait=N`: answer once the job has ended, or after N seconds (60 at most)",
+            examples=["wait=20"],
+        ),
+    ] = None,
 ) -> Response:
     """Submit a job. Everything is checked first, then it is stored, then the job waits for its first stage.
 
@@ -85,6 +105,9 @@ async def submit_job(
     A multipart body carries the same JSON in its part `request`, and embeddings in place of messages in its
     part `prompt_embeds`. 429 when as many jobs wait as may wait; `Retry-After` says when there is probably
     room again.
+
+    With `Prefer: wait=N` the answer is the job as it has ended (200), or as it is after that time (202);
+    `Preference-Applied` says that the request has waited.
     """
     body, prompt_embeds = await read_body(request, services.settings.max_body_bytes)
     parse_body = partial(
@@ -98,6 +121,14 @@ async def submit_job(
     )
     result = await services.intake.submit(await services.lanes.run_parsing([body], parse_body))
     status = 202 if result.created else 200
+    within_s = preferred_wait(request.headers.getlist("Prefer"))
+    connection = request.scope["state"].get("connection")
+    if within_s and await services.watch.until_ended(result.job_id, within_s, caller.sees, connection):
+        view = await run_sync(_seen, services, caller, result.job_id)
+        answer = await run_sync(_answer, view, 200 if view.status.is_final else status)
+        answer.headers["Preference-Applied"] = f"wait={within_s}"
+        answer.headers["Location"] = f"{services.settings.root_path}/v1/jobs/{result.job_id}"
+        return answer
     if result.job is not None and result.created_at is not None:
         answer = _answer(as_written(result.job, result.created_at), status)
     else:
@@ -114,7 +145,9 @@ async def get_job(
     services: ServicesDep,
     wait: Annotated[
         float,
-        Query(ge=0, le=60, description="seconds: answer once the job has ended, at the latest after this time"),
+        Query(
+            ge=0, le=LONGEST_WAIT_S, description="seconds: answer once the job has ended, at the latest after this time"
+        ),
         PlainNumber,
     ] = 0.0,
 ) -> Response:
@@ -136,41 +169,57 @@ async def get_job(
     return answer
 
 
-@router.get("", response_model=Page, responses=errors(503))
+@router.get("", response_model=Page, responses=errors(403, 503))
 async def list_jobs(
     caller: Reader,
     services: ServicesDep,
     limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
-    pipeline: Annotated[str | None, Query(pattern="^[a-z][a-z0-9_]{0,39}$")] = None,
+    pipeline: Annotated[str | None, Query(pattern=NAME)] = None,
+    stage: Annotated[
+        str | None,
+        Query(pattern=NAME, description="where the job stands: its stage of this name is queued, runs or has failed"),
+    ] = None,
     error_code: Annotated[
         str | None,
         Query(
-            pattern="^[a-z][a-z0-9_]{0,39}$",
+            pattern=NAME,
             description="of the job's error: `quarantined`, `model_error`, `deadline_exceeded`, …",
             examples=["quarantined"],
         ),
     ] = None,
+    metadata: Annotated[
+        list[Pair] | None,
+        Query(max_length=MOST_METADATA, description="NAME=VALUE that the job's metadata have; may be repeated"),
+    ] = None,
+    created_after: Annotated[
+        TimeOfQuery, Query(description="RFC 3339 with a zone, or unix seconds: at this time or later")
+    ] = None,
+    created_before: Annotated[TimeOfQuery, Query(description="the same: before this time")] = None,
+    tenant: Annotated[str | None, Query(pattern=TENANT, description="whose jobs, where a caller sees all")] = None,
     brief: Annotated[bool, Query(description="leave every `result` out: it is null")] = False,
 ) -> Response:
     """List jobs, the newest first.
 
     A page holds `limit` jobs, or fewer: it ends early where the texts of its jobs (results, progress,
-    errors) come to 2 MiB, with one job at least. Go by `next_cursor`, not by the number of jobs.
+    errors) come to 2 MiB, with one job at least, and where several filters leave few of many jobs that
+    were looked at. Go by `next_cursor`, not by the number of jobs.
     """
+    wanted = JobFilter(
+        states=None if status is None else frozenset([status]),
+        pipeline=pipeline,
+        stage=stage,
+        error_code=error_code,
+        metadata=pairs_of(metadata or ()),
+        created_after=created_after,
+        created_before=created_before,
+        tenant=tenant_of(caller, tenant),
+    )
 
     def read() -> Response:
         with short_switch_interval():
-            page = services.jobs.list(
-                limit=limit,
-                cursor=cursor,
-                state=status,
-                pipeline=pipeline,
-                error_code=error_code,
-                brief=brief,
-                tenant=caller.sees,
-            )
+            page = services.jobs.list(wanted, limit, cursor, brief)
             jobs = [below(services.settings.root_path, job) for job in page.jobs]
             return _answer(page.model_copy(update={"jobs": jobs}))
 

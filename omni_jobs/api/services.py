@@ -20,7 +20,7 @@ from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.media_fetches import MediaFetches
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import JobFilter, Jobs
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -38,6 +38,7 @@ _NEWEST_JOBS_KEPT = 256  # of as many tenants; those of one may have 2 MiB
 _LIST_THREADS = 6
 _LIST_THREADS_OF_TENANT = 2
 _COUNT_THREADS = 2  # few, because the database may be long at each
+_ACTION_THREADS = 4
 _ARTIFACT_THREADS = 16  # a part is sent once the whole was read, which may take long
 _ARTIFACT_THREADS_OF_TENANT = 4
 _LEAST_WAITING = 16  # requests of a tenant for such threads, where there are few connections
@@ -77,6 +78,7 @@ class Services:
         most_waiting = max(_LEAST_WAITING, a_tenth)
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
         self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, most_waiting)
+        self.action_threads = TenantThreads(_ACTION_THREADS, 1, most_waiting)  # of many jobs, a group at a time
         self.count_threads = TenantThreads(_COUNT_THREADS, 1)  # however many tenants count, none holds up a list
         self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, most_waiting)
         # Of a tenant, None: of all. What was not read for long is forgotten.
@@ -89,7 +91,7 @@ class Services:
     def _newest_jobs(self, tenant: str | None) -> CachedValue[Page]:
         def read() -> Page:
             with short_switch_interval():
-                return self.jobs.list(limit=_NEWEST_JOBS, brief=True, tenant=tenant)
+                return self.jobs.list(JobFilter(tenant=tenant), limit=_NEWEST_JOBS, brief=True)
 
         return CachedValue(read, partial(self.list_threads.run, tenant))
 

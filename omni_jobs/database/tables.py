@@ -5,6 +5,7 @@ alike. JSON is ASCII text: so every string that Python can hold comes back as it
 surrogates, which PostgreSQL's own text and JSON types refuse.
 """
 
+import hashlib
 import json
 from typing import Any
 
@@ -44,6 +45,14 @@ def decode_json(text: str) -> Any:
         return orjson.loads(text)
     except ValueError:  # a lone surrogate
         return json.loads(text)
+
+
+def label_of(name: str, value: str) -> str:
+    """Return the digest by which a name and value of metadata are found: 128 bits in hex.
+
+    A digest, because a value may be longer than an index takes, and hold characters that PostgreSQL's text refuses.
+    """
+    return hashlib.blake2b(_encode_exactly([name, value]).encode("ascii"), digest_size=16).hexdigest()
 
 
 class JsonText(TypeDecorator[Any]):
@@ -239,6 +248,20 @@ class ArtifactRow(Base):
     media_type: Mapped[str] = mapped_column(String(100))
     ref: Mapped[Any] = mapped_column(JsonText)  # ObjectRef
     created_at: Mapped[float] = mapped_column(Seconds)
+
+
+class JobLabelRow(Base):
+    """The row of one name and value of a job's metadata, by which lists find the job. Written by its submit.
+
+    The key begins with what all queries know. The tenant follows, so that none reads what others' jobs have alike.
+    """
+
+    __tablename__ = "job_labels"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    label: Mapped[str] = mapped_column(String(32), primary_key=True)  # label_of(name, value)
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)  # the job's
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, index=True)
 
 
 class EventRow(Base):

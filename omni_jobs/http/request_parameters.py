@@ -2,8 +2,9 @@
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from fastapi import Depends, Header, Request
 from fastapi.routing import APIRoute
@@ -15,7 +16,11 @@ from omni_jobs.errors import InvalidRequest, NotFound
 
 _IPV6_BITS = 64  # of an address; who has one has all that begin alike
 JOB_ID = re.compile(r"job-[0-9a-f]{32}")
-_NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
+LONGEST_WAIT_S: Final = 60
+"""The longest that a request may wait for its job's end, in seconds."""
+_WAIT = re.compile(r'\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(;.*)?', re.IGNORECASE)
+NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
+"""A number as a query gives it."""
 
 
 async def _job_id(request: Request, job_id: str) -> str:  # async, because FastAPI calls other functions on a thread
@@ -50,28 +55,46 @@ def idempotency_key_header(longest: int, use: str) -> Any:
 
 
 async def check_query(request: Request) -> None:
-    """Raise InvalidRequest for a parameter of the query that the route does not know, or that comes twice."""
+    """Raise InvalidRequest for a parameter that the route does not know, or that comes twice and is no list."""
     if not request.scope["query_string"]:
         return
     route = request.scope["route"]
-    known = [parameter.alias for parameter in route.dependant.query_params] if isinstance(route, APIRoute) else []
-    seen = set()
+    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
+    known = [parameter.alias for parameter in parameters]
+    repeated = {parameter.alias for parameter in parameters if _is_list(parameter.field_info.annotation)}
+    seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
             raise InvalidRequest(f"unknown in this query; known: {', '.join(known) or 'none'}", field=f"{name:.64}")
-        if name in seen:
+        if name in seen - repeated:
             raise InvalidRequest("given twice", field=name)
         seen.add(name)
 
 
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(get_origin(each) is list for each in get_args(annotation))
+
+
 def _check_number(value: object) -> object:
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+    if isinstance(value, str) and not NUMBER.fullmatch(value):
         raise ValueError("must be a number, like 5 or 0.5")
     return value
 
 
 PlainNumber = BeforeValidator(_check_number)
 """For a number of a query. Python's own reading would accept 1_0, and blanks around the number."""
+
+
+def preferred_wait(headers: Iterable[str]) -> int:
+    """Return the seconds of the first ``wait`` in headers ``Prefer`` (RFC 7240), LONGEST_WAIT_S at most; 0: none.
+
+    A preference that cannot be read is none, as the RFC says.
+    """
+    for preference in ",".join(headers).split(","):
+        wait = _WAIT.fullmatch(preference)
+        if wait is not None:
+            return min(int(wait[1]), LONGEST_WAIT_S)
+    return 0
 
 
 def network_of(address: str) -> str:

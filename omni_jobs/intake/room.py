@@ -176,7 +176,7 @@ def _bytes_of(admitted: Sequence[NewJob | OmniJobsError]) -> list[_Bytes]:
             found.append(_NO_BYTES)
             continue
         media = sum(len(medium.data) for medium in each.unstored)
-        rows = stored_bytes.of_empty_job(len(each.stages))
+        rows = stored_bytes.of_empty_job(len(each.stages), len(each.metadata))
         found.append(_Bytes(media, media + rows + stored_bytes.of_request(each.request, each.metadata)))
     return found
 

@@ -1,6 +1,6 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, delete
+submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, delete;  cancel_all, delete_all
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 
 Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
@@ -20,7 +20,7 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
-from omni_jobs.jobs.keep.prune import delete_job, hasten, prune
+from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
@@ -34,6 +34,7 @@ from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, queued_jobs
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
+from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
@@ -165,6 +166,24 @@ class Jobs:
         """
         self._db.run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant)))
 
+    def cancel_all(self, job_ids: Sequence[str]) -> set[str]:
+        """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids."""
+        return self._of_any_try(partial(report.cancel_all, job_ids=job_ids))
+
+    def delete_all(self, job_ids: Sequence[str]) -> set[str]:
+        """Delete those of these jobs that have ended, in one transaction, and return their ids."""
+        return self._of_any_try(partial(delete_jobs, job_ids=job_ids))
+
+    def _of_any_try(self, verb: Callable[[Connection], set[str]]) -> set[str]:
+        """Return the ids that any try of a transaction returned, because one whose answer was lost may have done it."""
+        changed: set[str] = set()
+
+        def transaction(tx: Connection) -> None:
+            changed.update(verb(tx))
+
+        self._db.run(transaction)
+        return changed
+
     # A worker's life.
 
     slot_holder = _reads(lease.slot_holder)
@@ -212,6 +231,7 @@ class Jobs:
     known_keys = _reads(known_keys)
     known_submits = _reads(known_submits)
     list = _reads(job_list)
+    matching = _reads(matching)
     events = _reads(job_view.events)
     artifact = _reads(job_view.artifact)
     counts = _reads(counts)

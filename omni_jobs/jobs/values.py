@@ -29,6 +29,35 @@ class SubmitResult:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFilter:
+    """The jobs that a list shows, or that many are changed of: those that match every field. None, or {}: any.
+
+    states          those that the job may be in
+    stage           where the job stands: its stage run of this name is queued or running, or has failed
+    metadata        names with values that its metadata have, all of them
+    created_after   the time in its id, that of its admission, is this or later; seconds since 1970
+    created_before  the same, earlier than this
+    tenant          whose job it is
+    """
+
+    states: frozenset[JobState] | None = None
+    pipeline: str | None = None
+    stage: str | None = None
+    error_code: str | None = None
+    metadata: Collection[tuple[str, str]] = ()
+    created_after: float | None = None
+    created_before: float | None = None
+    tenant: str | None = None
+
+
+class Matches(NamedTuple):
+    """The ids of jobs that match a filter, the newest first, and the cursor from which to look on; None: all are."""
+
+    ids: Sequence[str]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class NewWorker:
     """A worker process, as it describes itself to ``Jobs.register_worker``."""
 

@@ -13,6 +13,7 @@ import yaml
 
 from omni_jobs import errors
 from omni_jobs.api.app import create_app
+from omni_jobs.api.job_filters import JobAction
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.intake import backlog
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
@@ -20,7 +21,7 @@ from omni_jobs.pipelines.response_format import ResponseFormat
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
-from omni_jobs.views import EventView
+from omni_jobs.views import EventView, JobActionView
 from tests.docs.pages import PAGES, ROOT, blocks, page, pages
 
 API = page("api.md")
@@ -36,8 +37,12 @@ def kinds() -> dict[str, type[errors.OmniJobsError]]:
 
 
 def test_the_requests_are_valid() -> None:
-    bodies = [json.loads(body) for body in re.findall(r"-d '(\{.*?\})'", API, re.DOTALL)]
-    assert len(bodies) == 4
+    sent = re.findall(r"/v1/jobs(/\w+)?'? [^\n]*?-d '(\{.*?\})'", API, re.DOTALL)
+    bodies = [json.loads(body) for action, body in sent if not action]
+    assert len(bodies) == 5
+    [(action, body)] = [each for each in sent if each[0]]
+    assert action == "/delete"
+    assert JobAction.model_validate_json(body).dry_run
     for body in bodies:
         wanted = JobRequest.model_validate(body).response_format
         assert wanted is None or ResponseFormat.model_validate(wanted)
@@ -81,6 +86,8 @@ def test_the_answers_have_the_models_of_the_api() -> None:
             for event in answer:
                 EventView.model_validate(event)
                 events += 1
+        elif "action" in answer:
+            JobActionView.model_validate(answer, extra="forbid")
         elif set(answer) == {"error"}:
             error = answer["error"]
             kind = kinds()[error["code"]]

@@ -23,7 +23,7 @@ from omni_jobs.jobs import (
     SubmitResult,
     new_job_id,
 )
-from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, STAGE_RUN_ROW
+from omni_jobs.jobs.keep.stored_bytes import JOB_ROW, LABEL_ROW, STAGE_RUN_ROW
 from omni_jobs.retry import RetryLimits
 from omni_jobs.storage import ObjectRef
 
@@ -166,6 +166,7 @@ def stored_bytes(database: Database) -> dict[str, int]:
     with database.begin() as tx:
         for job in tx.execute(text("SELECT tenant, request, metadata, media, inputs_gone FROM jobs")):
             sums[job.tenant] += len(job.request.encode()) + len(job.metadata.encode()) + JOB_ROW
+            sums[job.tenant] += LABEL_ROW * len(json.loads(job.metadata))
             sums[job.tenant] += 0 if job.inputs_gone else sum(medium["size"] for medium in json.loads(job.media))
         of_runs = "SELECT tenant, result, payload_bytes, payload_gone FROM stage_runs JOIN jobs ON jobs.id = job_id"
         for run in tx.execute(text(of_runs)):

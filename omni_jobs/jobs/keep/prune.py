@@ -6,7 +6,9 @@ Jobs that have not ended have no ``prune_at``. It was computed from the retentio
 is longer, it checks the job early and computes ``prune_at`` anew; if shorter, ``hasten`` finds the jobs that are due.
 """
 
+import operator
 from collections.abc import Sequence
+from functools import reduce
 
 from sqlalchemy import (
     Connection,
@@ -26,7 +28,15 @@ from sqlalchemy import (
 from omni_jobs.database.clock import now
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import AnyRow, Statements, listed
-from omni_jobs.database.tables import ArtifactRow, EventRow, GarbageRow, JobRow, StageRunRow, WatchedJobRow
+from omni_jobs.database.tables import (
+    ArtifactRow,
+    EventRow,
+    GarbageRow,
+    JobRow,
+    StageRunRow,
+    WatchedJobRow,
+    state_seen,
+)
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
@@ -153,6 +163,18 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
         tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
         tx.execute(delete(WatchedJobRow).where(WatchedJobRow.job_id.in_(job_ids)))  # with the pieces of its texts
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
+
+
+def delete_jobs(tx: Connection, job_ids: Sequence[str]) -> set[str]:
+    """Delete those of these jobs that have ended, as ``delete_job`` does, and return their ids."""
+    has_ended = reduce(operator.or_, (state_seen(JobRow.state, state) for state in JobState if state.is_final))
+    query = select(JobRow.id).where(one_of(JobRow.id, _ids), has_ended).order_by(JobRow.id).with_for_update()
+    ended = list(tx.execute(query, {"ids": listed(job_ids)}).scalars())
+    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in ended])
+    before = stored_bytes.of_jobs(tx, ended)
+    _delete(tx, ended)
+    stored_bytes.add(tx, stored_bytes.change(before, {}))
+    return set(ended)
 
 
 def delete_job(tx: Connection, job_id: str) -> None:

@@ -1,9 +1,9 @@
 """Stored bytes: how much each tenant keeps stored, whether its jobs have ended or not.
 
 The requests and metadata of its jobs as JSON, their media, and the results, payloads and artifacts of their stage runs,
-until each is deleted; and JOB_ROW and STAGE_RUN_ROW for what else stands in their rows and indexes, because a job
-without any content fills a database, too. Left out is what is short-lived or bounded for each job: progress, snapshots,
-events, errors (``retry_job``).
+until each is deleted; and JOB_ROW, STAGE_RUN_ROW and LABEL_ROW for what else stands in their rows and indexes, because
+a job without any content fills a database, too. Left out is what is short-lived or bounded for each job: progress,
+snapshots, events, errors (``retry_job``).
 
 Every transaction that stores or deletes one of these adds the difference to a row of its tenant. A tenant has several
 such rows, one for each part of the processes, because transactions that change the same row wait for each other. These
@@ -24,6 +24,8 @@ JOB_ROW: Final = 1024
 """The bytes that a job takes beside its contents, with its events and all their indexes."""
 STAGE_RUN_ROW: Final = 512
 """The same of a stage run."""
+LABEL_ROW: Final = 256
+"""The same of a name and value of a job's metadata, by which lists find the job."""
 
 _PARTS: Final = 16
 ADD_STORED_BYTES = _sql.bulk("add_stored_bytes", "tenant part bytes")
@@ -45,9 +47,9 @@ def of_media(media: Sequence[Mapping[str, Any]]) -> int:
     return sum(int(medium["size"]) for medium in media)
 
 
-def of_empty_job(stages: int) -> int:
-    """Return the bytes that a job of ``stages`` stages takes beside its contents."""
-    return JOB_ROW + stages * STAGE_RUN_ROW
+def of_empty_job(stages: int, labels: int) -> int:
+    """Return the bytes that a job takes beside its contents; ``labels``: the names that its metadata have."""
+    return JOB_ROW + stages * STAGE_RUN_ROW + labels * LABEL_ROW
 
 
 def of_request(request: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:

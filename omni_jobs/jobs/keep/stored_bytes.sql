@@ -8,7 +8,7 @@ RETURNING 1
 INSERT INTO stored_bytes (tenant, part, bytes) VALUES (:tenant, :part, :bytes)
 ON CONFLICT (tenant, part) DO UPDATE SET bytes = stored_bytes.bytes + excluded.bytes
 
--- stored_bytes_of_jobs: counts what is stored of jobs, by tenant. It has JOB_ROW and STAGE_RUN_ROW as well.
+-- stored_bytes_of_jobs: counts what is stored of jobs, by tenant. It has JOB_ROW, STAGE_RUN_ROW and LABEL_ROW as well.
 -- postgresql
 SELECT tenant, sum(stored) FROM (
     SELECT tenant, octet_length(request) + octet_length(metadata) + 1024 AS stored FROM jobs WHERE id {names}
@@ -20,6 +20,8 @@ SELECT tenant, sum(stored) FROM (
     FROM stage_runs WHERE job_id {names}
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id), (ref::json ->> 'size')::bigint FROM artifacts WHERE job_id {names}
+    UNION ALL
+    SELECT tenant, 256 FROM job_labels WHERE job_id {names}
 ) AS kept GROUP BY tenant
 -- sqlite
 SELECT tenant, sum(stored) FROM (
@@ -32,6 +34,8 @@ SELECT tenant, sum(stored) FROM (
     FROM stage_runs WHERE job_id {names}
     UNION ALL
     SELECT (SELECT tenant FROM jobs WHERE id = job_id), json_extract(ref, '$.size') FROM artifacts WHERE job_id {names}
+    UNION ALL
+    SELECT tenant, 256 FROM job_labels WHERE job_id {names}
 ) AS kept GROUP BY tenant
 
 -- stored_bytes_of_tenant: what a tenant keeps stored.

@@ -131,6 +131,16 @@ def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence
     return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}).tuples())
 
 
+def cancel_all(tx: Connection, job_ids: Sequence[str]) -> set[str]:
+    """Cancel those of these jobs that are queued or in progress, as ``cancel`` does, and return their ids."""
+    transition = JobTransition(tx, job_ids)
+    active = {job_id for job_id, state in transition.states.items() if state in ACTIVE}
+    if active:
+        transition.stop(dict.fromkeys(active))
+        transition.write()
+    return active
+
+
 def cancel(tx: Connection, job_id: str) -> JobState:
     """Cancel a job, and return its state afterwards. Raises NotFound.
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Text, and_, bindparam, select
 from omni_jobs.database.clock import as_datetime
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import Statements, listed
-from omni_jobs.database.tables import JobRow, encode_json
+from omni_jobs.database.tables import JobRow, encode_json, label_of
 from omni_jobs.errors import DatabaseUnavailable, IdempotencyKeyReused, OmniJobsError, Unauthenticated
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.life.successors import QUOTA
@@ -36,6 +36,7 @@ _INSERT_STAGE_RUNS = _sql.bulk(
     "job_id position pipeline pipeline_digest stage queue inputs has_successors retries is_high queue_limit_s "
     "state turn queued_at due queue_deadline reason",
 )
+_INSERT_LABELS = _sql.bulk("insert_labels_unless_there", "label tenant job_id")
 _has_key = and_(
     one_of(JobRow.tenant.concat(""), bindparam("tenants", type_=Text)),  # the key's index serves it, no tenant's
     one_of(JobRow.idempotency_key, bindparam("keys", type_=Text)),
@@ -53,6 +54,7 @@ class JobRows:
     job: NewJob
     values: tuple[Any, ...]  # the columns of _INSERT_JOBS up to "cost"
     stage_runs: Sequence[tuple[Any, ...]]  # the columns of _INSERT_STAGE_RUNS up to "state"
+    labels: Sequence[tuple[str, str, str]]  # the columns of _INSERT_LABELS
     wish: Wish
     stored_bytes: int  # omni_jobs.jobs.keep.stored_bytes
 
@@ -80,9 +82,11 @@ def rows_of(job: NewJob) -> JobRows:
         job.cost,
     )
     stages = tuple(stage.name for stage in job.stages)
+    labels = [(label_of(name, value), job.tenant, job.job_id) for name, value in job.metadata.items()]
     wish = Wish(job.pipeline, job.tenant, job.priority, stages, job.cost)
-    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media) + stored_bytes.of_empty_job(len(stages))
-    return JobRows(job, values, _stage_run_values(job), wish, stored)
+    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media)
+    stored += stored_bytes.of_empty_job(len(stages), len(labels))
+    return JobRows(job, values, _stage_run_values(job), labels, wish, stored)
 
 
 def submit(
@@ -123,6 +127,7 @@ def _write(
         _whole(run, turns[each.job.job_id], at, each.job.tenant in limited) for each in ours for run in each.stage_runs
     ]
     inserted = _INSERT_STAGE_RUNS.run(tx, rows)
+    _INSERT_LABELS.run(tx, [label for each in ours for label in each.labels])
     queues = quota.enter(tx, {each.job.job_id: each.wish for each in ours if each.job.tenant in limited})
     for each in ours:
         job = each.job

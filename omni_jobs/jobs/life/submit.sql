@@ -19,6 +19,16 @@ VALUES (:id, :pipeline, :pipeline_version, :pipeline_digest, :modalities, :reque
         'queued', 0, 0, 0, 0)
 ON CONFLICT DO NOTHING
 
+-- insert_labels_unless_there: writes the labels of jobs, by which lists find them.
+-- postgresql
+INSERT INTO job_labels (label, tenant, job_id)
+SELECT given.* FROM {rows} AS given(label text, tenant text, job_id text)
+ON CONFLICT DO NOTHING
+RETURNING 1
+-- sqlite
+INSERT INTO job_labels (label, tenant, job_id) VALUES (:label, :tenant, :job_id)
+ON CONFLICT DO NOTHING
+
 -- insert_stage_runs_unless_there: writes the stage runs of jobs.
 -- postgresql
 INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queue, inputs, has_successors, retries,

@@ -2,31 +2,21 @@
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    CompoundSelect,
-    Connection,
-    Integer,
-    Select,
-    Text,
-    bindparam,
-    func,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, CompoundSelect, Connection, Integer, Text, bindparam, func, select, union_all
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
-from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, state_seen
+from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.read.job_view import views_of
-from omni_jobs.states import JobState
+from omni_jobs.jobs.read.matching import matching
+from omni_jobs.jobs.values import JobFilter
 from omni_jobs.views import Page
 
 _LONGEST_PAGE = 100
@@ -34,6 +24,9 @@ _PAGE_BYTES = 2 << 20  # of its jobs' texts, JSON as it is stored; a page holds 
 _FIRST_SIZES = 8
 """Jobs whose sizes the first query reads. Each further query reads twice as many, because SQLite reads a whole text
 to tell its length."""
+
+ALL: Final = JobFilter()
+"""Which all jobs match."""
 
 _ids = bindparam("ids", type_=Text)
 
@@ -77,49 +70,19 @@ _SIZES = {brief: _sizes(brief) for brief in (False, True)}
 
 
 def job_list(
-    tx: Connection,
-    limit: int = 20,
-    cursor: str | None = None,
-    state: JobState | None = None,
-    pipeline: str | None = None,
-    error_code: str | None = None,
-    brief: bool = False,
-    tenant: str | None = None,
+    tx: Connection, wanted: JobFilter = ALL, limit: int = 20, cursor: str | None = None, brief: bool = False
 ) -> Page:
-    """Return a page of at most ``limit`` (1 to 100) jobs that match all filters, the newest first.
+    """Return a page of at most ``limit`` (1 to 100) jobs that match the filter, the newest first.
 
-    ``state``, ``pipeline``, ``error_code`` and ``tenant`` are the filters (None: any). ``cursor`` is the
-    ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts of its jobs come to 2 MiB.
-    The jobs of a ``brief`` page have no results. Raises InvalidRequest, which names a value that is out of range or
-    malformed.
+    ``cursor`` is the ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts of its
+    jobs come to 2 MiB, and once LOOKED_AT jobs were looked at, even if none has matched. The jobs of a ``brief`` page
+    have no results. Raises InvalidRequest, which names a value that is out of range or malformed.
     """
     if not 1 <= limit <= _LONGEST_PAGE:
         raise InvalidRequest(f"must be 1 to {_LONGEST_PAGE}", field="limit")
-    if cursor is not None and not (cursor.startswith("job-") and cursor.isprintable()):
-        raise InvalidRequest("not a cursor of this API", field="cursor")
-    if pipeline is not None and not pipeline.isprintable():
-        raise InvalidRequest("not a pipeline's name", field="pipeline")
-    if error_code is not None and not error_code.isprintable():
-        raise InvalidRequest("not an error's code", field="error_code")
-    newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        newest = newest.where(JobRow.id < cursor)
-    if tenant is not None:
-        newest = newest.where(JobRow.tenant == tenant)
-    query: Select[str] | CompoundSelect[str]
-    if error_code is not None:
-        query = _with_error(newest, error_code, state, pipeline)
-    elif tenant is not None:
-        query = _merged_of_tenant(newest, pipeline, JobState if state is None else [state])
-    elif pipeline is not None:
-        query = _merged(newest, [pipeline], JobState if state is None else [state])
-    elif state is not None:
-        query = _merged(newest, _pipelines_with(tx, state), [state])
-    else:
-        query = newest
-    ids = sorted(tx.execute(query).scalars(), reverse=True)[: limit + 1]
-    shown = _fitting(tx, ids[:limit], brief)
-    return Page(jobs=views_of(tx, shown, brief), next_cursor=shown[-1] if len(shown) < len(ids) else None)
+    ids, next_cursor = matching(tx, wanted, limit, cursor)
+    shown = _fitting(tx, ids, brief)
+    return Page(jobs=views_of(tx, shown, brief), next_cursor=shown[-1] if len(shown) < len(ids) else next_cursor)
 
 
 def _fitting(tx: Connection, ids: Sequence[str], brief: bool) -> Sequence[str]:
@@ -136,43 +99,3 @@ def _fitting(tx: Connection, ids: Sequence[str], brief: bool) -> Sequence[str]:
                 return ids[:number]
         start, count = start + count, count * 2
     return ids
-
-
-def _with_error(newest: Select[str], error_code: str, state: JobState | None, pipeline: str | None) -> Select[str]:
-    """Keep the jobs with this error. The other conditions are written so that no index but the error's serves."""
-    newest = newest.where(JobRow.error_code == error_code)
-    if state is not None:
-        newest = newest.where(state_seen(JobRow.state, state))
-    if pipeline is not None:
-        newest = newest.where(JobRow.pipeline.concat("") == pipeline)
-    return newest
-
-
-def _merged_of_tenant(newest: Select[str], pipeline: str | None, states: Iterable[JobState]) -> CompoundSelect[str]:
-    """Select the newest jobs of a tenant in each state. The pipeline is read in the tenant's index, and serves none."""
-    if pipeline is not None:
-        newest = newest.where(JobRow.pipeline.concat("") == pipeline)
-    parts = [newest.where(JobRow.state == state.value).subquery() for state in states]
-    return union_all(*(select(part.c.id) for part in parts))
-
-
-def _merged(newest: Select[str], pipelines: Iterable[str], states: Iterable[JobState]) -> CompoundSelect[str]:
-    """Select the newest jobs of each pipeline in each state: those lie together in the index."""
-    parts = [
-        newest.where(JobRow.state == state.value, JobRow.pipeline == pipeline).subquery()
-        for pipeline in pipelines
-        for state in states
-    ]
-    return union_all(*(select(part.c.id) for part in parts))
-
-
-def _pipelines_with(tx: Connection, state: JobState) -> list[str]:
-    """Return the names of the pipelines with jobs in this state, or [""] if there are none.
-
-    Each step of the recursion finds the next name in the index, instead of reading an entry for every job.
-    """
-    in_state = JobRow.state == state.value
-    names = select(func.min(JobRow.pipeline).label("name")).where(in_state).cte("names", recursive=True)
-    following = select(func.min(JobRow.pipeline)).where(in_state, JobRow.pipeline > names.c.name).scalar_subquery()
-    names = names.union_all(select(following).where(names.c.name.is_not(None)))
-    return list(tx.execute(select(names.c.name).where(names.c.name.is_not(None))).scalars()) or [""]

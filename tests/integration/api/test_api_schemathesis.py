@@ -27,7 +27,8 @@ def before_call(context, case, kwargs):
         case.query["wait"] = 0.1  # it would be answered after that time, as it should
 """
 
-# What no JSON schema says: that parts of a request fit each other, and that a bulk answers for each line.
+# What no JSON schema says: that parts of a request fit each other, a filter its action, and that a bulk answers for
+# each line.
 CONFIG = """
 seed = 15
 
@@ -49,6 +50,14 @@ checks.positive_data_acceptance.enabled = false
 
 [[operations]]
 include-path-regex = "/retry$"
+checks.positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path = "/v1/jobs/cancel"
+checks.positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path = "/v1/jobs/delete"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]

@@ -20,7 +20,8 @@ from sqlalchemy import Connection, MetaData, Table, text
 from omni_jobs.database import migrations as schema
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import Base
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import JobFilter, Jobs
+from omni_jobs.jobs.keep.stored_bytes import LABEL_ROW
 from omni_jobs.settings import packaged_directory
 from omni_jobs.states import JobState
 from tests.integration.job_steps import (
@@ -189,8 +190,17 @@ def test_from_every_revision_the_rows_stay_and_the_jobs_go_on(
         if empty.dialect == "sqlite":
             assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
     empty.check()
+    if revision < "0006":  # else the rows came later than the labels
+        all_jobs_are_found_by_their_metadata(empty)
     no_event_id_comes_twice(empty)
     the_jobs_go_on(Jobs(empty))
+
+
+def all_jobs_are_found_by_their_metadata(database: Database) -> None:
+    """Their labels count among what their tenant keeps stored, as a delete of the jobs will say."""
+    wanted = JobFilter(metadata=[("name", "漢")])
+    assert Jobs(database).matching(wanted, 10).ids == [FAILED, HELD, WAITING, DONE]
+    assert Jobs(database).stored_bytes("default") == 4 * LABEL_ROW
 
 
 def no_event_id_comes_twice(database: Database) -> None:

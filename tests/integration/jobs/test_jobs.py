@@ -29,6 +29,7 @@ from omni_jobs.jobs import (
     Completion,
     DatabasePresence,
     Failure,
+    JobFilter,
     Jobs,
     NewWorker,
     Outcome,
@@ -609,8 +610,8 @@ def test_a_job_that_kills_its_workers_ends(jobs: Jobs) -> None:
     assert view.error is not None
     assert view.error.code == "quarantined"
     assert [error.code for error in view.stages[0].errors] == ["worker_lost"] * 3
-    assert jobs.list(error_code="quarantined").jobs == [view]
-    assert jobs.list(error_code="worker_lost").jobs == []
+    assert jobs.list(JobFilter(error_code="quarantined")).jobs == [view]
+    assert jobs.list(JobFilter(error_code="worker_lost")).jobs == []
 
 
 def test_parallel_stage_runs_lost_for_the_last_time_fail_their_job_once(jobs: Jobs, database: Database) -> None:
@@ -950,9 +951,11 @@ def test_pages_by_state_and_pipeline(jobs: Jobs) -> None:
     kept = submit_one(jobs, new_job()).job_id
     jobs.cancel(submit_one(jobs, new_job()).job_id)
     other = submit_one(jobs, new_job(pipeline=PipelineId("other", "d"))).job_id
-    assert [view.id for view in jobs.list(state=JobState.QUEUED).jobs] == [other, kept]
-    assert [view.id for view in jobs.list(state=JobState.QUEUED, pipeline="echo").jobs] == [kept]
-    assert jobs.list(pipeline="none").jobs == []
+    assert [view.id for view in jobs.list(JobFilter(states=frozenset([JobState.QUEUED]))).jobs] == [other, kept]
+    assert [view.id for view in jobs.list(JobFilter(states=frozenset([JobState.QUEUED]), pipeline="echo")).jobs] == [
+        kept
+    ]
+    assert jobs.list(JobFilter(pipeline="none")).jobs == []
 
 
 @pytest.mark.parametrize(
@@ -962,7 +965,7 @@ def test_pages_by_state_and_pipeline(jobs: Jobs) -> None:
         ({"limit": 101}, "limit"),
         ({"cursor": "x"}, "cursor"),
         ({"cursor": "job-\x00"}, "cursor"),
-        ({"pipeline": "\x00"}, "pipeline"),
+        ({"wanted": JobFilter(pipeline="\x00")}, "pipeline"),
     ],
 )
 def test_bad_pages_are_refused(jobs: Jobs, arguments: dict[str, Any], field: str) -> None:
@@ -1081,8 +1084,8 @@ def test_no_round_reads_whole_tables(jobs: Jobs, database: Database) -> None:
     jobs.rescue()
     jobs.retire_worker("w")
     jobs.get(submitted[0].job_id)
-    jobs.list(state=JobState.QUEUED)
-    jobs.list(pipeline="echo")
+    jobs.list(JobFilter(states=frozenset([JobState.QUEUED])))
+    jobs.list(JobFilter(pipeline="echo"))
     jobs.counts()
     jobs.workers()
     assert scans == []

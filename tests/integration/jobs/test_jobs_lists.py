@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event, inspect, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.identity import PipelineId
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import JobFilter, Jobs
 from omni_jobs.jobs.read import job_view
 from omni_jobs.states import JobState
 from tests.integration.job_steps import (
@@ -19,6 +19,8 @@ from tests.integration.job_steps import (
     register,
     submit_one,
 )
+
+QUEUED, FAILED, COMPLETED = (frozenset([state]) for state in (JobState.QUEUED, JobState.FAILED, JobState.COMPLETED))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -36,12 +38,12 @@ def test_no_round_and_no_list_walks_through_all_that_waits(jobs: Jobs, database:
     assert plans == ["SEARCH jobs USING INDEX ix_jobs_deadline (deadline<?)"]
     for options, index, states in (
         ({"pipeline": "echo"}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", len(JobState)),
-        ({"pipeline": "echo", "state": JobState.QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
-        ({"error_code": "x", "pipeline": "echo", "state": JobState.FAILED}, "ix_jobs_error_code (error_code=?)", 1),
-        ({"state": JobState.QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
+        ({"pipeline": "echo", "states": QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
+        ({"error_code": "x", "pipeline": "echo", "states": FAILED}, "ix_jobs_error_code (error_code=?)", 1),
+        ({"states": QUEUED}, "ix_jobs_state_pipeline_id (state=? AND pipeline=?)", 1),
     ):
         plans.clear()
-        jobs.list(**options)
+        jobs.list(JobFilter(**options))
         found = [plan.split("INDEX ")[-1] for plan in plans]
         assert found[-states:] == [index] * states
         # Before it, the names of the pipelines: a step in the same index for each.
@@ -52,10 +54,10 @@ LISTS_OF_A_TENANT: tuple[tuple[dict[str, Any], str], ...] = (
     ({}, "ix_jobs_tenant_state_id_pipeline"),
     ({"cursor": "job-1"}, "ix_jobs_tenant_state_id_pipeline"),
     ({"pipeline": "echo"}, "ix_jobs_tenant_state_id_pipeline"),
-    ({"state": JobState.QUEUED}, "ix_jobs_tenant_state_id_pipeline"),
-    ({"pipeline": "echo", "state": JobState.COMPLETED}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"states": QUEUED}, "ix_jobs_tenant_state_id_pipeline"),
+    ({"pipeline": "echo", "states": COMPLETED}, "ix_jobs_tenant_state_id_pipeline"),
     ({"error_code": "x"}, "ix_jobs_tenant_error_code"),
-    ({"error_code": "x", "pipeline": "echo", "state": JobState.FAILED}, "ix_jobs_tenant_error_code"),
+    ({"error_code": "x", "pipeline": "echo", "states": FAILED}, "ix_jobs_tenant_error_code"),
 )
 
 
@@ -87,7 +89,10 @@ def test_what_a_tenant_reads_costs_nothing_for_the_jobs_of_others(jobs: Jobs, da
 
     for options, index in LISTS_OF_A_TENANT:
         plans.clear()
-        jobs.list(tenant="b", **options)
+        jobs.list(
+            JobFilter(tenant="b", **{key: value for key, value in options.items() if key != "cursor"}),
+            cursor=options.get("cursor"),
+        )
         assert any(index in plan for plan in plans), (options, plans)
         assert [foreign(plan) for plan in plans if foreign(plan)] == [], options
     plans.clear()
@@ -134,18 +139,18 @@ def test_lists_hold_the_newest_of_all_states(jobs: Jobs) -> None:
         found: list[str] = []
         cursor = None
         while True:
-            page = jobs.list(limit=2, cursor=cursor, **options)
+            page = jobs.list(JobFilter(**options), limit=2, cursor=cursor)
             found += [job.id for job in page.jobs]
             if (cursor := page.next_cursor) is None:
                 return found
 
     assert listed(pipeline="echo") == ids[::-1]
-    assert listed(pipeline="echo", state=JobState.CANCELLED) == [ids[4], ids[1]]
-    assert listed(pipeline="echo", state=JobState.FAILED) == []
+    assert listed(pipeline="echo", states=frozenset([JobState.CANCELLED])) == [ids[4], ids[1]]
+    assert listed(pipeline="echo", states=frozenset([JobState.FAILED])) == []
     assert len(listed()) == len(ids) + 1
-    assert listed(state=JobState.CANCELLED) == [ids[4], ids[1]]
-    assert len(listed(state=JobState.QUEUED)) == len(ids) - 1
-    assert listed(state=JobState.FAILED) == []
+    assert listed(states=frozenset([JobState.CANCELLED])) == [ids[4], ids[1]]
+    assert len(listed(states=frozenset([JobState.QUEUED]))) == len(ids) - 1
+    assert listed(states=frozenset([JobState.FAILED])) == []
 
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError, WorkerLost
 from omni_jobs.identity import PipelineId
-from omni_jobs.jobs import Claim, Jobs, Retention
+from omni_jobs.jobs import Claim, JobFilter, Jobs, Retention
 from omni_jobs.jobs.life.retry_job import retry
 from omni_jobs.jobs.life.submit import rows_of
 from omni_jobs.jobs.life.submit import submit as submit_in
@@ -57,7 +57,7 @@ def submit(jobs: Jobs, count: int = 1, graph: dict[str, list[str]] = ONE, **chan
 
 def held(jobs: Jobs, tenant: str = "few") -> set[str]:
     """The jobs that wait for their tenant's quota, as the list shows them."""
-    page = jobs.list(limit=100, tenant=tenant).jobs
+    page = jobs.list(JobFilter(tenant=tenant), limit=100).jobs
     return {job.id for job in page if job.waiting is not None and job.waiting.reason == "quota"}
 
 
@@ -302,7 +302,7 @@ def test_the_limit_holds_while_all_come_and_go_at_once(database: Database, datab
         complete_all(jobs, "w0")
         assert sum(counted(database).values()) <= 2
     other.close()
-    assert {job.status.is_final for job in jobs.list(limit=100, tenant="few").jobs} == {True}
+    assert {job.status.is_final for job in jobs.list(JobFilter(tenant="few"), limit=100).jobs} == {True}
     assert counted(database) == {}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_jobs.http.request_parameters import network_of
+from omni_jobs.http.request_parameters import network_of, preferred_wait
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,24 @@ from omni_jobs.http.request_parameters import network_of
 )
 def test_the_network_of_an_address(address: str, network: str) -> None:
     assert network_of(address) == network
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([], 0),
+        (["wait=20"], 20),
+        (["respond-async, wait=7"], 7),
+        (["respond-async", "WAIT = 7"], 7),
+        (['wait="9"; strict=yes'], 9),
+        (["wait=61"], 60),
+        (["wait=999999999"], 60),
+        (["wait=5, wait=6"], 5),
+        (["wait=-1"], 0),
+        (["wait=1.5"], 0),
+        (["await=5"], 0),
+        (["wait=" + "9" * 900], 0),
+    ],
+)
+def test_the_wait_that_a_request_prefers(headers: list[str], seconds: int) -> None:
+    assert preferred_wait(headers) == seconds
