@@ -1,8 +1,12 @@
 """The commands for submitted jobs: show, cancel, retry and delete them, and fetch their results."""
 
+from functools import partial
+from typing import Any
+
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import act_on_each
+from omni_jobs.cli.many_jobs import act_on_many, check_target, pairs
 from omni_jobs.cli.screen import show, show_outcome, show_repeatedly, show_warnings
 
 
@@ -41,10 +45,15 @@ def list_(
     state: options.StatusOption = None,
     pipeline: options.ListPipelineOption = None,
     error_code: options.ErrorCodeOption = None,
+    stage: options.ListStageOption = None,
+    metadata: options.ListMetadataOption = None,
+    created_after: options.CreatedAfterOption = None,
+    created_before: options.CreatedBeforeOption = None,
+    tenant: options.ListTenantOption = None,
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs that match all options, the newest first.
 
     With --json the jobs include their results, and a page with large results ends early. While the answer has a
     next_cursor, pass it as --cursor to get the next page.
@@ -53,13 +62,17 @@ def list_(
     Examples:
       omni-jobs list --status failed
       omni-jobs list --error-code quarantined --json
+      omni-jobs list --metadata project=sea --created-after 2026-01-05T00:00:00Z
     """
     from omni_jobs.cli.tables import jobs_table
 
+    wanted: dict[str, Any] = {"status": state, "pipeline": pipeline, "error_code": error_code, "stage": stage}
+    wanted |= {"created_after": created_after, "created_before": created_before, "tenant": tenant}
+    wanted["metadata"] = pairs(metadata or (), "--metadata")
     with connect(url) as client:
-        page = client.list(
-            limit=limit, cursor=cursor, status=state, pipeline=pipeline, error_code=error_code, brief=not as_json
-        )
+        page = client.list(limit=limit, cursor=cursor, brief=not as_json, **wanted)
+        while page.next_cursor is not None and not page.jobs:  # a page of jobs that were looked at, and none matched
+            page = client.list(limit=limit, cursor=page.next_cursor, brief=not as_json, **wanted)
     show(page, as_json, lambda page: jobs_table(page.jobs))
 
 
@@ -76,34 +89,59 @@ def events(job_id: options.JobArgument, url: options.UrlOption = None, as_json: 
         show(client.events(job_id), as_json, events_table)
 
 
-def cancel(job_id: options.JobArgument, url: options.UrlOption = None, as_json: options.JsonOption = False) -> None:
+def cancel(
+    job_id: options.OneOrFilteredArgument = None,
+    filters: options.FilterOption = None,
+    dry_run: options.CountOption = False,
+    yes: options.YesOption = False,
+    url: options.UrlOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
     """Cancel a job, and print its state: cancelling while a stage runs. The results of its finished stages stay.
 
+    With --filter all jobs that match and have not ended are cancelled, after a question.
+
     \b
-    Example:
+    Examples:
       omni-jobs cancel job-0193…
+      omni-jobs cancel --filter pipeline=echo --filter status=queued --dry-run
     """
+    check_target(job_id, filters, dry_run)
     with connect(url) as client:
-        show(client.cancel(job_id), as_json, lambda job: job.status.value)
+        if job_id is not None:
+            show(client.cancel(job_id), as_json, lambda job: job.status.value)
+        else:
+            act_on_many(client.cancel_all, "cancel", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
 
 
 def retry(
-    job_id: options.JobArgument,
+    job_id: options.OneOrFilteredArgument = None,
     from_stage: options.FromStageOption = None,
     wait: options.WaitOption = False,
+    filters: options.FilterOption = None,
+    dry_run: options.CountOption = False,
+    yes: options.YesOption = False,
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Retry a job that has ended: the stages that did not succeed, and with --from-stage that stage and all after it.
 
+    With --filter all jobs that match and have failed, expired or been cancelled are retried, after a question.
+
     \b
     Examples:
+      omni-jobs retry --filter error_code=remote_unavailable --yes
       omni-jobs retry job-0193…
       omni-jobs retry job-0193… --from-stage talker --wait
     """
     from omni_jobs.cli.live import show_progress
 
+    check_target(job_id, filters, dry_run)
     with connect(url) as client:
+        if job_id is None:
+            action = partial(client.retry_all, from_stage=from_stage)
+            act_on_many(action, "retry", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
+            return
         job = client.retry(job_id, from_stage=from_stage)
         if wait:
             show_outcome(show_progress(client, job_id), as_json, None)
@@ -111,17 +149,30 @@ def retry(
             show(job, as_json, lambda job: job.status.value)
 
 
-def delete(jobs: options.JobsArgument, url: options.UrlOption = None) -> None:
+def delete(
+    jobs: options.SomeOrFilteredArgument = None,
+    filters: options.FilterOption = None,
+    dry_run: options.CountOption = False,
+    yes: options.YesOption = False,
+    url: options.UrlOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
     """Delete jobs that have ended, with their results and artifacts. This cannot be undone.
 
     A job that cannot be deleted, because it has not ended or does not exist, is named, and the others are deleted.
+    With --filter all jobs that match and have ended are deleted, after a question.
 
     \b
-    Example:
+    Examples:
       omni-jobs delete job-0193… job-0194…
+      omni-jobs delete --filter created_before=2026-01-05T00:00:00Z --dry-run
     """
+    check_target(jobs, filters, dry_run)
     with connect(url) as client:
-        act_on_each(jobs, client.delete)
+        if jobs:
+            act_on_each(jobs, client.delete)
+        else:
+            act_on_many(client.delete_all, "delete", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
 
 
 def result(

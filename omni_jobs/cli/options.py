@@ -133,7 +133,6 @@ NewestOrJobArgument = Annotated[
 WatchTimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0, help="Give up after these seconds; the jobs go on.")
 ]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="The jobs' ids.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh until the job ends, or until Ctrl-C.")]
 CursorOption = Annotated[str | None, typer.Option("--cursor", metavar="JOB", help="Only jobs older than this one.")]
 StatusOption = Annotated[str | None, typer.Option("--status", help="Only jobs that are queued, failed, …")]
@@ -141,6 +140,40 @@ ListPipelineOption = Annotated[str | None, typer.Option("--pipeline", "-p", help
 ErrorCodeOption = Annotated[
     str | None, typer.Option("--error-code", metavar="CODE", help="Only jobs that failed with this error.")
 ]
+ListStageOption = Annotated[
+    str | None, typer.Option("--stage", "-s", help="Only jobs whose stage of this name waits, runs or has failed.")
+]
+ListMetadataOption = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="NAME=VALUE", help="Only jobs that keep this. May be repeated."),
+]
+CreatedAfterOption = Annotated[
+    str | None, typer.Option("--created-after", metavar="TIME", help="Only jobs since then, like 2026-01-05T09:30:00Z.")
+]
+CreatedBeforeOption = Annotated[
+    str | None, typer.Option("--created-before", metavar="TIME", help="Only jobs from before then.")
+]
+ListTenantOption = Annotated[
+    str | None, typer.Option("--tenant", "-t", metavar="NAME", help="Only jobs of this tenant.")
+]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="The jobs' ids.")]
+OneOrFilteredArgument = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="The job's id; or give --filter, for many jobs.")
+]
+SomeOrFilteredArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[JOB…]", help="The jobs' ids; or give --filter.")
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="NAME=VALUE",
+        help="All jobs that match: status, pipeline, stage, error_code, metadata=NAME=VALUE, created_after, "
+        "created_before or tenant. May be repeated; a job must match each.",
+    ),
+]
+CountOption = Annotated[bool, typer.Option("--dry-run", help="Only count the jobs that match --filter.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before many jobs are changed.")]
 FromStageOption = Annotated[
     str | None, typer.Option("--from-stage", metavar="STAGE", help="Run this stage and all later ones again.")
 ]

@@ -76,7 +76,7 @@ def submit(
             request["model"] = pipeline or served_pipeline(client, None).name
         if wanted is not None:
             request["stages"] = stages_of_size(wanted, request, served_pipeline(client, request["model"]))
-        keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
+        keys: dict[str, Any] = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
         job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
         if wait or out is not None:
             _follow(client, job, timeout, out, as_json)

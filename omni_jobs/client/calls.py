@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,7 @@ from omni_jobs.views import (
     BulkAnswer,
     CalibrationView,
     EventView,
+    JobActionView,
     JobView,
     Page,
     PipelineList,
@@ -35,6 +37,10 @@ from omni_jobs.views import (
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
 UPDATE_FIRST_S, UPDATE_LONGEST_S, UPDATE_GROWTH = 0.1, 1.0, 1.5  # pauses between two polls of a job's progress
 
+ACTION_S = 60.0  # an action on many jobs may take as long, because a group that has begun is ended
+
+JobsFilter = Mapping[str, Any]
+"""The fields of a filter of jobs by name: those of ``Calls.list``."""
 T = TypeVar("T")
 LinesT = TypeVar("LinesT", bound=BulkLines)
 StepT = TypeVar("StepT")
@@ -56,8 +62,9 @@ class Calls(Generic[LinesT]):
         prompt_embeds: bytes | Path | None = None,
         idempotency_key: str | None = None,
         cancel_after: float | str | None = None,
+        within_s: float = 0.0,
     ) -> Steps[JobView]:
-        """Submit a job, and return it as it is then, usually queued.
+        """Submit a job, and return it as it is then, usually queued; with ``within_s`` as it has ended.
 
         Args:
             body: the body of a chat completion, with ``modalities``.
@@ -66,6 +73,7 @@ class Calls(Generic[LinesT]):
             idempotency_key: submitting the same body with the same key returns the same job. Without a key each call
                 makes one new job.
             cancel_after: seconds, or a text like "15m", after which the job expires unless it has ended.
+            within_s: whole seconds, 60 at most: the answer comes once the job has ended, or after these.
 
         Raises:
             TooManyJobs: if the backlog stays full; its ``retry_after_s`` says when to try again.
@@ -74,13 +82,15 @@ class Calls(Generic[LinesT]):
             IdempotencyKeyReused: if the idempotency key names a job of another body.
         """
         headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
+        if within_s:
+            headers["Prefer"] = f"wait={math.ceil(within_s)}"
         if prompt_embeds is None:
-            request = HttpRequest("POST", "/v1/jobs", headers=headers, json=body)
+            request = HttpRequest("POST", "/v1/jobs", headers=headers, json=body, held_s=within_s)
         else:
             if isinstance(prompt_embeds, Path):
                 prompt_embeds = yield from done(prompt_embeds.read_bytes)
             parts = {"request": json.dumps(body).encode(), "prompt_embeds": prompt_embeds}
-            request = HttpRequest("POST", "/v1/jobs", headers=headers, files=parts)
+            request = HttpRequest("POST", "/v1/jobs", headers=headers, files=parts, held_s=within_s)
         return (yield from _view(JobView, request))
 
     def submit_bulk(
@@ -136,16 +146,65 @@ class Calls(Generic[LinesT]):
         pipeline: str | None = None,
         error_code: str | None = None,
         brief: bool = False,
+        stage: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        created_after: datetime | str | None = None,
+        created_before: datetime | str | None = None,
+        tenant: str | None = None,
     ) -> Steps[Page]:
-        """Return a page of jobs, the newest first. The ``next_cursor`` of a page is the ``cursor`` of the next page.
+        """Return a page of jobs that match all filters, the newest first.
 
-        A page holds fewer than ``limit`` jobs if their results are large, so only a page without ``next_cursor`` is
-        the last. With ``brief`` no job has its ``result``. Raises InvalidRequest, which names the wrong parameter.
+        The ``next_cursor`` of a page is the ``cursor`` of the next page. A page holds fewer than ``limit`` jobs, or
+        none, if their results are large or few of many jobs match: only a page without ``next_cursor`` is the last.
+        With ``brief`` no job has its ``result``. Raises InvalidRequest, which names the wrong parameter.
+
+        Args:
+            stage: where the job stands: its stage run of this name is queued or running, or has failed.
+            metadata: names and values that the job's metadata have, five at most. A name here has no ``=``.
+            created_after: the job was submitted at this time or later: a datetime, or RFC 3339, with a zone.
+            created_before: the same, earlier than this.
+            tenant: whose jobs, where a caller sees those of all.
         """
-        given = {"limit": limit, "cursor": cursor, "status": status, "pipeline": pipeline, "error_code": error_code}
-        given["brief"] = "true" if brief else None
-        params = {name: str(value) for name, value in given.items() if value is not None}
+        given: dict[str, object] = {"limit": limit, "cursor": cursor, "brief": "true" if brief else None}
+        given |= {"status": status, "pipeline": pipeline, "stage": stage, "error_code": error_code, "tenant": tenant}
+        given |= {"created_after": _time(created_after), "created_before": _time(created_before)}
+        params: dict[str, str | list[str]] = {name: str(value) for name, value in given.items() if value is not None}
+        if metadata:
+            params["metadata"] = [f"{name}={value}" for name, value in metadata.items()]
         return (yield from _view(Page, HttpRequest("GET", "/v1/jobs", params=params)))
+
+    def cancel_all(
+        self, filter: JobsFilter, *, dry_run: bool = False, limit: int | None = None, cursor: str | None = None
+    ) -> Steps[JobActionView]:
+        """Cancel the jobs that match a filter, up to ``limit`` (1 to 1,000) of them; with ``dry_run`` count them alone.
+
+        ``filter`` has the fields of ``list``, one at least. While the answer has a ``next_cursor``, call again with it
+        as ``cursor``. A repeated call changes nothing, so this call is repeated by itself where that may help. Raises
+        InvalidRequest, which names the wrong field.
+        """
+        return (yield from _act("cancel", {**filter, "dry_run": dry_run, "limit": limit, "cursor": cursor}))
+
+    def retry_all(
+        self,
+        filter: JobsFilter,
+        *,
+        from_stage: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Steps[JobActionView]:
+        """Retry the jobs that match and have failed, expired or been cancelled; those completed with ``from_stage``.
+
+        ``stopped_by`` of the answer says why it ended early, such as a full backlog. Otherwise as ``cancel_all``.
+        """
+        given = {"from_stage": from_stage, "dry_run": dry_run, "limit": limit, "cursor": cursor}
+        return (yield from _act("retry", {**filter, **given}))
+
+    def delete_all(
+        self, filter: JobsFilter, *, dry_run: bool = False, limit: int | None = None, cursor: str | None = None
+    ) -> Steps[JobActionView]:
+        """Delete the jobs that match and have ended, with all their data. Otherwise as ``cancel_all``."""
+        return (yield from _act("delete", {**filter, "dry_run": dry_run, "limit": limit, "cursor": cursor}))
 
     def events(self, job_id: str) -> Steps[Sequence[EventView]]:
         """Return a job's events, the oldest first. Raises NotFound."""
@@ -307,6 +366,22 @@ def _submit_headers(idempotency_key: str | None, cancel_after: float | str | Non
 def _view(view: type[T], request: HttpRequest) -> Steps[T]:
     """Return the view in the answer to a request, which is repeated while that may help."""
     return parsed(view, (yield from answered(request)).content)
+
+
+def _act(action: str, given: Mapping[str, Any]) -> Steps[JobActionView]:
+    """Do an action to many jobs."""
+    body = {name: _time(value) if isinstance(value, datetime) else value for name, value in given.items()}
+    body = {name: value for name, value in body.items() if value is not None}
+    return (yield from _view(JobActionView, HttpRequest("POST", f"/v1/jobs/{action}", json=body, held_s=ACTION_S)))
+
+
+def _time(at: datetime | str | None) -> str | None:
+    """Return a time as the API takes it. Raises InvalidRequest for a datetime without a zone."""
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise InvalidRequest("a datetime needs its zone", field="created_after, created_before")
+    return at.isoformat()
 
 
 def _path(job_id: str, below: str = "") -> str:

@@ -6,7 +6,7 @@ A call is written once, as a generator that touches no network: it yields a step
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ class HttpRequest:
 
     method: str
     path: str
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     files: Mapping[str, bytes] | None = None

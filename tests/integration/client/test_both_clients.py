@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from omni_jobs.client import AsyncClient, Client
-from omni_jobs.errors import Conflict, NotFound
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
@@ -84,6 +85,35 @@ def test_a_job_s_whole_life(api: ApiServer, client: Client, tmp_path: Path) -> N
     client.delete(job.id)
     with pytest.raises(NotFound):
         client.get(job.id)
+
+
+def test_jobs_are_found_and_changed_by_a_filter(api: ApiServer, client: Client) -> None:
+    at = datetime.now(UTC) - timedelta(hours=1)
+    ids = [client.submit({**ECHO, "metadata": {"project": "sea & land", "=": "a=b"}}).id for _ in range(3)]
+    other = client.submit(ECHO).id
+    found = client.list(metadata={"project": "sea & land"}, stage="first", created_after=at, brief=True)
+    assert [job.id for job in found.jobs] == ids[::-1]
+    assert client.list(created_before=at).jobs == []
+    wanted: dict[str, Any] = {"metadata": {"project": "sea & land", "=": "a=b"}, "created_after": at}
+    assert client.cancel_all(wanted, dry_run=True).matched == 3
+    first = client.cancel_all(wanted, limit=2)
+    assert (first.changed, first.next_cursor) == (2, ids[1])
+    assert client.cancel_all(wanted, cursor=first.next_cursor).changed == 1
+    assert client.retry_all({"status": "cancelled"}, limit=1).changed == 1
+    assert client.get(ids[2]).retries == 1
+    assert client.delete_all({"status": "cancelled"}).changed == 2
+    assert {job.id for job in client.list().jobs} == {ids[2], other}
+    for call in (client.cancel_all, client.delete_all, client.retry_all):
+        with pytest.raises(InvalidRequest, match="at least one"):
+            call({})
+    with pytest.raises(InvalidRequest, match="zone"):
+        client.list(created_after=datetime(2026, 1, 5))
+
+
+def test_a_submit_may_wait_for_the_end(api: ApiServer, which: Kind) -> None:
+    with of_kind(which, url_of(api), timeout=0.4) as client:
+        assert client.submit(ECHO, within_s=1).status is JobState.QUEUED
+        assert jobs_there(api) == 1
 
 
 def test_the_pipelines_and_their_stages(client: Client) -> None:
