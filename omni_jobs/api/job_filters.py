@@ -26,6 +26,8 @@ _STATES: dict[str, Any] = {"anyOf": [{"type": "string", "enum": [state.value for
 _UNIX_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e11}
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, _UNIX_SECONDS, {"type": "null"}]}
 TENANT: Final = r"^[!-~]{1,64}$"
+_NO_FILTERS: Final = {"cursor", "limit", "dry_run", "from_stage"}
+"""The fields of an action that do not say which jobs match."""
 
 
 def time_of_query(value: object) -> float | None:
@@ -68,7 +70,7 @@ class JobAction(BaseModel):
         """
         if self.status is not None and self.status not in states:
             raise InvalidRequest(f"a job that is {self.status} cannot be {verb}", field="status")
-        given = self.model_dump(exclude={"cursor", "limit", "dry_run"}, exclude_defaults=True)
+        given = self.model_dump(exclude=_NO_FILTERS, exclude_defaults=True)
         if not given:
             raise InvalidRequest("name at least one field that the jobs match, such as created_before", field="body")
         return JobFilter(

@@ -95,7 +95,7 @@ async def submit_job(
             alias="Prefer",
             max_length=1000,
             description="`wait=N`: answer once the job has ended, or after N seconds (60 at most)",
-            examples=["wait=20"],
+            examples=["wait=1"],
         ),
     ] = None,
 ) -> Response:

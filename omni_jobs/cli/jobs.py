@@ -136,7 +136,7 @@ def retry(
     """
     from omni_jobs.cli.live import show_progress
 
-    check_target(job_id, filters, dry_run)
+    check_target(job_id, filters, dry_run, wait)
     with connect(url) as client:
         if job_id is None:
             action = partial(client.retry_all, from_stage=from_stage)

@@ -19,12 +19,17 @@ Action = Callable[..., "JobActionView"]
 """A method of the client: takes a filter, ``cursor`` and ``dry_run``."""
 
 
-def check_target(of_ids: object, filters: Sequence[str] | None, dry_run: bool) -> None:
-    """Raise BadParameter unless a command has either ids or a filter, which alone takes ``--dry-run``."""
+def check_target(of_ids: object, filters: Sequence[str] | None, dry_run: bool, wait: bool = False) -> None:
+    """Raise BadParameter unless a command has either ids or a filter.
+
+    ``--dry-run`` is for a filter alone, ``--wait`` for one job.
+    """
     if bool(of_ids) == bool(filters):
         raise typer.BadParameter("name a job, or give --filter, and not both", param_hint="JOB")
     if dry_run and not filters:
         raise typer.BadParameter("counts the jobs of a --filter", param_hint="--dry-run")
+    if wait and filters:
+        raise typer.BadParameter("waits for one job, not for those of a --filter", param_hint="--wait")
 
 
 def pairs(given: Sequence[str], hint: str) -> dict[str, str]:

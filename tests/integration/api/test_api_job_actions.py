@@ -211,6 +211,8 @@ def test_an_outage_in_the_middle_says_what_was_done(api: ApiServer, monkeypatch:
     [
         ("cancel", {}, "body"),
         ("delete", {"dry_run": True}, "body"),
+        ("delete", {"limit": 5, "metadata": {}, "status": None}, "body"),
+        ("retry", {"from_stage": "first"}, "body"),
         ("cancel", [], "body"),
         ("cancel", {"status": "completed"}, "status"),
         ("delete", {"status": "queued"}, "status"),

@@ -79,6 +79,7 @@ def test_scripts_are_not_asked_and_get_json(api: ApiServer) -> None:
         ["delete"],
         ["cancel", "job-1", *SEA],
         ["delete", "job-1", "--dry-run"],
+        ["retry", *SEA, "--wait", "--yes"],
         ["cancel", "--filter", "metadata=x"],
         ["cancel", "--filter", "colour=red"],
         ["cancel", "--filter", "status=queued", "--filter", "status=failed"],
