@@ -38,6 +38,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
     ("POST", "/v1/chat/completions"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
     ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
+    **{("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}} for action in ("cancel", "retry", "delete")},
 }
 
 
@@ -158,7 +159,7 @@ def test_an_unknown_job(api: ApiServer, route: tuple[str, str]) -> None:
     assert refusal(api.http.request(route[0], no_id)) == (404, "not_found", "job_id")
 
 
-@named([("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk")])
+@named([("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"), ("POST", "/v1/jobs/delete")])
 def test_an_unknown_type_of_body(api: ApiServer, route: tuple[str, str]) -> None:
     answer = api.http.post(route[1], content=b"a", headers={"Content-Type": "text/plain"})
     assert refusal(answer) == (415, "unsupported_content_type", "Content-Type")
