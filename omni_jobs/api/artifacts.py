@@ -1,7 +1,7 @@
 """The route of artifacts: gets an output of a job, whole or in part."""
 
 import re
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -109,10 +109,10 @@ def artifact_answer(
         if url is not None:
             return Response(status_code=307, headers={"Location": url})
     span = _span(part.range_, artifact.ref.size) if part.if_range in (None, etag) else None
-    return _bytes_answer(services, artifact.ref, span, headers, media_type, tenant, head_only=head_only)
+    return bytes_answer(services, artifact.ref, span, headers, media_type, tenant, head_only=head_only)
 
 
-def _bytes_answer(
+def bytes_answer(
     services: Services,
     ref: ObjectRef,
     span: tuple[int, int] | None,
@@ -122,7 +122,10 @@ def _bytes_answer(
     *,
     head_only: bool,
 ) -> Response:
-    """Return the answer with the bytes of an object, or with the part ``span`` of them. Raises RangeNotSatisfiable."""
+    """Return the answer with the bytes of an object, or with the part ``span`` of them. Call it on a thread.
+
+    Raises RangeNotSatisfiable and what the store raises.
+    """
     status, (start, stop) = (200, (0, ref.size)) if span is None else (206, span)
     if span is not None:
         if start >= stop:
@@ -137,11 +140,13 @@ def _bytes_answer(
     if stop - start <= _STREAMED_ABOVE_BYTES:
         return Response(b"".join(pieces), status, headers, media_type=media_type)
     return StreamingResponse(
-        _on_threads(pieces, services.artifact_threads, tenant), status, headers, media_type=media_type
+        read_on_threads(pieces, services.artifact_threads, tenant), status, headers, media_type=media_type
     )
 
 
-async def _on_threads(pieces: Generator[bytes], threads: TenantThreads, tenant: str | None) -> AsyncIterator[bytes]:
+async def read_on_threads(
+    pieces: Generator[bytes], threads: TenantThreads, tenant: str | None
+) -> AsyncGenerator[bytes, None]:
     """Yield the pieces, each read on one of the tenant's threads."""
     with closing(pieces):
         while (piece := await threads.run(tenant, partial(next, pieces, None), goes_on=True)) is not None:

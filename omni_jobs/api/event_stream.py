@@ -212,7 +212,12 @@ def _event(name: str, data: BaseModel | Mapping[str, Any], number: int | None = 
 async def answer_with(events: AsyncGenerator[ServerSentEvent, None]) -> Response:
     """Return the answer that streams these events. Raises what their first step does."""
     first = await anext(events)
-    return EventSourceResponse(_from(first, events), ping=_PING_S, send_timeout=_SEND_S)
+    return stream_of(_from(first, events))
+
+
+def stream_of(events: AsyncGenerator[ServerSentEvent, None]) -> Response:
+    """Return the answer that streams these events, whose first step raises nothing."""
+    return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_S)
 
 
 async def _from(

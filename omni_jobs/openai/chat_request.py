@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.openai.asked import voice_of, with_parameters
 from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -121,7 +122,7 @@ def _outputs(taken: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(audio, Mapping):
         voice, format = audio.get("voice"), audio.get("format")
         made["audio"] = dict(audio) | {
-            "voice": voice["id"] if isinstance(voice, Mapping) and set(voice) == {"id"} else voice,
+            "voice": voice_of(voice),
             "format": _FORMATS.get(format, format) if isinstance(format, str) else format,
         }
     elif audio is not None:
@@ -144,16 +145,8 @@ def _stages(taken: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
     named = {name: taken[name] for name in _OF_TEXT_STAGE if name in taken}
     if named.get("top_k") == -1:
         named["top_k"] = 0
-    if not named or not isinstance(stages, Mapping | None):
-        return {} if stages is None else {"stages": stages}
-    stage = pipeline.outputs["text"].stage
-    given = (stages or {}).get(stage, {})
-    if not isinstance(given, Mapping):
-        return {"stages": stages}
-    for name, value in named.items():
-        if given.get(name, value) != value:
-            raise InvalidRequest(f"given twice, and not the same: see stages.{stage}.{name}", field=name)
-    return {"stages": {**(stages or {}), stage: {**given, **named}}}
+    stages = with_parameters(stages, pipeline.outputs["text"].stage, named)
+    return {} if stages is None else {"stages": stages}
 
 
 def _check_stop(taken: Mapping[str, Any]) -> None:

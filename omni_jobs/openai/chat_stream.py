@@ -15,10 +15,10 @@ from typing import Any, Final
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from omni_jobs.errors import OmniJobsError, TextChanged
+from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
-from omni_jobs.jobs import Glance, Jobs
+from omni_jobs.jobs import Jobs
 from omni_jobs.openai.chat_completion import (
     ChatAudio,
     finish_reason_of,
@@ -29,53 +29,11 @@ from omni_jobs.openai.chat_completion import (
     usage_of,
 )
 from omni_jobs.openai.job_errors import JobFailure, check_completed
-from omni_jobs.states import StageRunState
+from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_of
 from omni_jobs.views import JobView
-from omni_jobs.watch.new_text import NewText
 from omni_jobs.watch.watch import Watch
 
-MOST_CHARS: Final = 16_384  # of one chunk
 _SOUND_CHARS: Final = 1 << 20  # of one chunk: a multiple of 4, so that each is base64 by itself
-
-
-class ToldText:
-    """The text that a client was told of one choice, which comes from one attempt after the other."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._chars = 0
-        self.attempt = 0
-        self.seen = 0  # the characters of the attempt's text that were compared with what was told, or told
-        self.is_whole = False  # the attempt has succeeded, and its text was seen to the end
-
-    def begin(self, attempt: int) -> None:
-        """Go over to an attempt, which writes its text from the beginning."""
-        if attempt != self.attempt:
-            self.attempt, self.seen, self.is_whole = attempt, 0, False
-            self._parts = ["".join(self._parts)]
-
-    def add(self, new: str) -> str:
-        """Return what of the attempt's next text was not told yet. Raises TextChanged where it differs from what was.
-
-        ``new`` begins with the character ``seen``.
-        """
-        known = min(len(new), self._chars - self.seen)
-        if known and self._parts[0][self.seen : self.seen + known] != new[:known]:
-            raise TextChanged
-        self.seen += len(new)
-        rest = new[known:]
-        if rest:
-            self._parts.append(rest)
-            self._chars += len(rest)
-        return rest
-
-    def add_whole(self, text: str) -> str:
-        """Return what of the job's whole text was not told yet. Raises TextChanged if it begins otherwise."""
-        self.begin(self.attempt + 1)
-        rest = self.add(text)
-        if self.seen < self._chars:
-            raise TextChanged
-        return rest
 
 
 class ChatStream:
@@ -162,39 +120,23 @@ class ChatStream:
     ) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield the chunks of one choice, and add its job to ``ended``. Raises JobFailure, and what its read raises."""
         told = ToldText()
-        texts = NewText(self._jobs, self._watch, job_id)
-        changes = self._watch.changes(job_id, self._tenant, connection, with_runs=True)
-        async with aclosing(changes):
-            glance = await anext(changes, None)
+        stage = self._stage if self._tells_text else None
+        grown = grown_text(self._jobs, self._watch, job_id, stage, told, self._tenant, connection)
+        async with aclosing(grown):
+            await anext(grown)
             yield self._chunk(index, {"role": "assistant", "content": ""})
-            while glance is not None:
-                for part in _parts(await self._new_text(glance, told, texts), MOST_CHARS):
+            async for text in grown:
+                for part in parts_of(text, MOST_CHARS):
                     yield self._chunk(index, {"content": part})
-                if glance.state.is_final:
-                    break
-                glance = await anext(changes, None)
         job = await run_sync(self._see, job_id)
         if connection is not None and connection.has_left and not job.status.is_final:
             return
         check_completed(job)
-        for part in _parts(told.add_whole(text_of(job)), MOST_CHARS):
+        for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):
             yield self._chunk(index, {"content": part})
         for chunk in self._rest(index, job, await run_sync(self._sound, job)):
             yield chunk
         ended.append(job)
-
-    async def _new_text(self, glance: Glance, told: ToldText, texts: NewText) -> str:
-        """Return the text that a glance shows, as far as it was not told."""
-        run = next((run for run in glance.runs if run.stage == self._stage), None)
-        if run is None or not run.attempt or not self._tells_text:
-            return ""
-        told.begin(run.attempt)
-        if told.is_whole:
-            return ""
-        has_succeeded = run.state is StageRunState.SUCCEEDED
-        new = told.add(await texts.since(told.seen, run, has_succeeded=has_succeeded))
-        told.is_whole = has_succeeded
-        return new
 
     def _rest(self, index: int, job: JobView, sound: ChatAudio | None) -> Iterator[ServerSentEvent]:
         """Yield what only a completed job has: calls, logprobs and sound, and the reason of the end."""
@@ -205,7 +147,7 @@ class ChatStream:
             yield self._chunk(index, {}, logprobs={"content": logprobs, "refusal": None})
         if sound is not None:
             named = {"id": sound.id, "transcript": sound.transcript}
-            for data in _parts(sound.data, _SOUND_CHARS):
+            for data in parts_of(sound.data, _SOUND_CHARS):
                 yield self._chunk(index, {"audio": {**named, "data": data}})
                 named = {}
             yield self._chunk(index, {"audio": {"expires_at": sound.expires_at}})
@@ -218,11 +160,6 @@ class ChatStream:
 
     def _event(self, its: Mapping[str, Any]) -> ServerSentEvent:
         return ServerSentEvent(json.dumps({**self._head, **its}))
-
-
-def _parts(text: str, most: int) -> Iterator[str]:
-    for start in range(0, len(text), most):
-        yield text[start : start + most]
 
 
 def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:

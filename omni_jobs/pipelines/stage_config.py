@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.identity import PipelineId, StageId
@@ -151,6 +151,17 @@ class StageConfig(_Frozen):
         """
         given = {**self.parameters, **overrides}
         return self.parameters_type.model_validate(given, context=self.engine_settings)
+
+    def has_parameter(self, name: str) -> bool:
+        """Whether a job may set a parameter of this name, with the stage's engine settings: it may give its default."""
+        field = self.parameters_type.model_fields.get(name)
+        if field is None:
+            return False
+        try:
+            self.parameters_with({name: field.get_default(call_default_factory=True)})
+        except ValidationError as error:
+            return all(each["loc"][:1] != (name,) for each in error.errors(include_url=False, include_context=False))
+        return True
 
     @cached_property
     def bounds(self) -> Mapping[str, Bounds]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_jobs.errors import TextChanged
-from omni_jobs.openai.chat_stream import ToldText
+from omni_jobs.openai.told_text import ToldText
 
 TEXT = st.text("ab漢😀", max_size=40)
 
