@@ -17,6 +17,7 @@ from omni_jobs.api import (
     chat_completions,
     dashboard,
     health,
+    images,
     job_actions,
     jobs,
     models,
@@ -74,7 +75,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, models, chat_completions, dashboard):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, models, chat_completions, images, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=errors(421, 431))

@@ -26,6 +26,11 @@ class Form:
         """The fields of text as bytes, which say how much there is to parse."""
         return b"".join(text.encode() for texts in self.texts.values() for text in texts)
 
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of all files together."""
+        return sum(len(file) for files in self.files.values() for file in files)
+
     def only_text(self, name: str) -> str | None:
         """Return the one field of this name; None if it was not sent. Raises InvalidRequest if it came twice."""
         texts = self.texts.get(name, [])

@@ -1,12 +1,13 @@
 """``ChatRequest``: the body of a chat completion, as the jobs that it asks for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.openai.asked import voice_of, with_parameters
 from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
+from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.requests import JobRequest, Submission
@@ -76,7 +77,7 @@ class ChatRequest:
         asked |= _outputs(taken) | _priority(taken) | _stages(taken, pipeline)
         _check_stop(taken)
         asked["messages"] = _messages(taken.get("messages"), ignored)
-        choices = [asked | ({} if seed is None else {"seed": seed}) for seed in _seeds(taken)]
+        choices = [asked | ({} if seed is None else {"seed": seed}) for seed in seeds_of(taken, MOST_CHOICES)]
         requests = tuple(JobRequest.parse(choice) for choice in choices)
         text_stage = pipeline.outputs["text"].stage
         return cls(requests, WantedAnswer(text_stage, stream, include_usage, tuple(dict.fromkeys(ignored))))
@@ -87,11 +88,7 @@ class ChatRequest:
         How the answer is sent is no part of it: what broke off as a stream may be asked for whole, with the same key.
         """
         sent = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        keys = [key if key is None or not number else f"{key}#{number}" for number in range(len(self.requests))]
-        return [
-            Submission(request, sent, size, caller, its_key)
-            for request, its_key in zip(self.requests, keys, strict=True)
-        ]
+        return submissions_of(self.requests, sent, size, caller, key)
 
 
 def _pipeline(taken: Mapping[str, Any], pipelines: Pipelines) -> Pipeline:
@@ -153,17 +150,6 @@ def _check_stop(taken: Mapping[str, Any]) -> None:
     stop = taken.get("stop")
     if isinstance(stop, list) and len(stop) > MOST_STOPS:
         raise InvalidRequest(f"takes {MOST_STOPS} items at most", field="stop")
-
-
-def _seeds(taken: Mapping[str, Any]) -> Iterator[int | None]:
-    """Yield the seed of each choice; None: the job draws its own."""
-    n, seed = taken.get("n", 1), taken.get("seed")
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_CHOICES:
-        raise InvalidRequest(f"must be a whole number from 1 to {MOST_CHOICES}", field="n")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise InvalidRequest("must be a valid integer", field="seed")
-    for number in range(n):
-        yield None if seed is None else seed + number
 
 
 def _messages(messages: Any, ignored: list[str]) -> Any:

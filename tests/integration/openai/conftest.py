@@ -1,4 +1,4 @@
-"""A server whose pipeline ``echo_media`` is run by real workers, those that write text and make sound."""
+"""A server whose pipeline ``echo_media`` is run by real workers, those that write text, make sound and draw."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def echo_media(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> 
     config = CONFIG.read_text(encoding="utf-8")
     stack = EchoStack(directory, url, valkey_server, options, pipeline="echo_media", config=config)
     try:
-        stack.start("answer", "sound")
+        stack.start("answer", "sound", "picture")
         with serve(stack.settings) as api:
             yield api
     finally:

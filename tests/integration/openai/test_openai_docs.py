@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.docs.pages import blocks, page
 from tests.integration.api_server import ApiServer
@@ -27,3 +28,6 @@ def test_the_examples_run_as_written(
     assert "A lighthouse stands by the sea" in out
     assert "880 Hz for 0.80 s" in out
     assert (tmp_path / "spoken.wav").read_bytes().startswith(b"RIFF")
+    for name, format in (("lighthouse-1.png", "PNG"), ("final.png", "PNG"), ("partial-0.jpg", "JPEG")):
+        with Image.open(tmp_path / name) as picture:
+            assert picture.format == format

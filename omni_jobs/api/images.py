@@ -1,0 +1,192 @@
+"""Routes of pictures, as OpenAI's clients ask for them: a job for each picture, for which the request waits."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from omni_jobs.api.artifact_answer import presigned_url, read_on_threads
+from omni_jobs.api.event_stream import answer_with
+from omni_jobs.api.needs import Submitter
+from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
+from omni_jobs.errors import PayloadTooLarge
+from omni_jobs.http.body_reader import read_json
+from omni_jobs.http.form_reader import read_form
+from omni_jobs.jobs import StoredArtifact
+from omni_jobs.openai.client_names import in_client_names
+from omni_jobs.openai.image_request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
+from omni_jobs.openai.image_stream import ImageStream
+from omni_jobs.openai.images_answer import ImagesAnswer, images_answer, length_of, pieces_of
+from omni_jobs.openai.job_errors import made_once
+from omni_jobs.openai.route import OpenAIRoute
+from omni_jobs.pipelines.outputs import IMAGE
+from omni_jobs.requests import Submission
+from omni_jobs.requests.json_body import parse_body
+from omni_jobs.tenants.caller import Caller
+from omni_jobs.views import JobView
+
+router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=OpenAIRoute)
+
+_WHOLE_BYTES = 8 << 20  # up to these an answer is made whole, so that one that cannot be made is an error
+_MOST_STREAMED_BYTES = 64 << 20  # of a picture in an event, which is in memory whole: the artifact has it
+_MOST_FILES = MOST_SOURCES + 4  # a few too many are refused by their name
+
+_COMMON: dict[str, Any] = {
+    "model": {"type": "string", "description": "the pipeline's name"},
+    "prompt": {"type": "string"},
+    "n": {"type": "integer", "minimum": 1, "maximum": 10},
+    "size": {"type": "string", "examples": ["1024x768", "auto"]},
+    "output_format": {"type": "string", "enum": ["png", "jpeg", "webp"]},
+    "response_format": {"type": "string", "enum": ["b64_json", "url"]},
+    "stream": {"type": "boolean"},
+    "partial_images": {"type": "integer", "minimum": 0, "maximum": 3},
+}
+_GENERATION: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": _COMMON,
+    "description": "a description of pictures; docs/openai.md says what becomes of each parameter",
+}
+_EDIT: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "prompt", "image"],
+    "properties": _COMMON | {"image": {"type": "string", "format": "binary", "description": "or several `image[]`"}},
+    "description": "pictures and what is to be made of them; docs/openai.md says what becomes of each parameter",
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "The pictures, or with `stream` the events of each"},
+    **WAITING_ERRORS,
+}
+
+
+@router.post(
+    "/generations",
+    response_model=ImagesAnswer,
+    responses=_ANSWERS,
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _GENERATION}}}},
+)
+async def generate_images(caller: Submitter, request: Request, waiting: WaitingRequestDep) -> Response:
+    """Draw pictures: submit a job for each, and answer once they have completed.
+
+    504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes on. With
+    `stream` previews come while a picture is drawn.
+    """
+    waiting.check_room(caller)
+    return await _answer(request, *await _generation(caller, request, waiting))
+
+
+@router.post(
+    "/edits",
+    response_model=ImagesAnswer,
+    responses=_ANSWERS,
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _EDIT}}}},
+)
+async def edit_images(caller: Submitter, request: Request, waiting: WaitingRequestDep) -> Response:
+    """Make pictures of others: submit a job for each, and answer once they have completed, as for generations."""
+    waiting.check_room(caller)
+    return await _answer(request, *await _edit(caller, request, waiting))
+
+
+# Functions of their own, because the answer may be late, and nothing is to hold what was sent until then.
+
+
+async def _generation(
+    caller: Caller, request: Request, waiting: WaitingRequest
+) -> tuple[WantedPictures, SubmittedJobs]:
+    settings, pipelines = waiting.services.settings, waiting.services.pipelines
+    body = await read_json(request, settings.max_body_bytes)
+
+    def parse() -> tuple[ImageRequest, Mapping[str, Any]]:
+        sent = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
+        return ImageRequest.generation(sent, pipelines), sent
+
+    return await _submitted(caller, waiting, body, len(body), parse)
+
+
+async def _edit(caller: Caller, request: Request, waiting: WaitingRequest) -> tuple[WantedPictures, SubmittedJobs]:
+    settings, pipelines = waiting.services.settings, waiting.services.pipelines
+    form = await read_form(request, settings.max_body_bytes, max_files=_MOST_FILES)
+    text = form.text_bytes
+
+    def parse() -> tuple[ImageRequest, Mapping[str, Any]]:
+        sent = body_of_edit(form)
+        return ImageRequest.edit(sent, pipelines), sent
+
+    return await _submitted(caller, waiting, text, len(text) + form.file_bytes, parse)
+
+
+async def _submitted(
+    caller: Caller,
+    waiting: WaitingRequest,
+    body: bytes | bytearray,
+    size: int,
+    parse: Callable[[], tuple[ImageRequest, Mapping[str, Any]]],
+) -> tuple[WantedPictures, SubmittedJobs]:
+    """Submit the jobs of what ``parse`` makes of ``body``. ``size``: the bytes that were sent, files and all."""
+    names: dict[str, str] = {}
+
+    def make() -> tuple[WantedPictures, list[Submission]]:
+        images, sent = parse()
+        names.update(images.answer.names)
+        return images.answer, images.submissions(sent, size, caller, waiting.idempotency_key)
+
+    with in_client_names(names):
+        return await waiting.submitted(caller, body, make)
+
+
+async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs) -> Response:
+    """Return the answer once the jobs have completed, or the one that streams their pictures."""
+    with in_client_names(wanted.names):
+        if not wanted.stream:
+            answer = await jobs.answer(partial(_whole, request, wanted, jobs))
+        else:
+            stream = ImageStream(
+                jobs.services.watch, jobs.see, partial(_picture, jobs), jobs.leave, jobs.caller.sees, wanted
+            )
+            with made_once(jobs.ids[0], has_key=jobs.has_key):
+                answer = await answer_with(stream.events(jobs.ids, jobs.connection))
+    return with_ignored(answer, wanted.ignored)
+
+
+def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
+    made = [jobs.made(job, "image") for job in completed]
+    urls = None
+    if wanted.as_url:
+        urls = [_url(request, jobs, job, each) for job, each in zip(completed, made, strict=True)]
+    answer = images_answer(completed, _format(made[0]), wanted.size, has_sources=wanted.has_sources, urls=urls)
+    if urls is not None:
+        return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+    sizes = [each.ref.size for each in made]
+    pieces = pieces_of(answer, map(jobs.services.store.open_stream, [each.ref for each in made]))
+    if sum(sizes) <= _WHOLE_BYTES:
+        return Response(b"".join(pieces), media_type="application/json")
+    headers = {"Content-Length": str(length_of(answer, sizes))}
+    streamed = read_on_threads(pieces, jobs.services.artifact_threads, jobs.caller.sees)
+    return StreamingResponse(streamed, headers=headers, media_type="application/json")
+
+
+def _picture(jobs: SubmittedJobs, job: JobView) -> tuple[Generator[bytes], str]:
+    """Return the picture of a completed job, in pieces, and the name of its format. Call this on a thread."""
+    made = jobs.made(job, "image")
+    if made.ref.size > _MOST_STREAMED_BYTES:
+        raise PayloadTooLarge(
+            f"{made.ref.size} bytes are more than an event has: GET /v1/jobs/{job.id}/artifacts/{made.name}"
+        )
+    return jobs.services.store.open_stream(made.ref), _format(made)
+
+
+def _format(made: StoredArtifact) -> str:
+    """Return the format's name, that of the file itself: a remote server may have chosen another."""
+    return next(format.name for format in IMAGE.formats if format.media_type == made.media_type)
+
+
+def _url(request: Request, jobs: SubmittedJobs, job: JobView, made: StoredArtifact) -> str:
+    """Return the store's own URL of an artifact; without one ours, at the host that the client has asked."""
+    url = presigned_url(jobs.services, made)
+    if url is not None:
+        return url
+    scheme = "https" if jobs.services.transport.is_https(request.scope) else "http"
+    root = jobs.services.settings.root_path
+    return f"{scheme}://{request.url.netloc}{root}/v1/jobs/{job.id}/artifacts/{made.name}"

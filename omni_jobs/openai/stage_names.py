@@ -1,0 +1,68 @@
+"""``StageNames``: the parameters of a pipeline's stages, under the names that clients have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "negative_prompt": ("negative_prompt",),
+    "num_inference_steps": ("steps", "num_inference_steps"),
+    "guidance_scale": ("guidance_scale",),
+    "true_cfg_scale": ("true_cfg_scale",),
+    "quality": ("quality",),
+    "background": ("background",),
+    "style": ("style",),
+    "output_compression": ("output_compression",),
+}
+"""A client's name → what stages call it, some so and some so."""
+
+
+class StageNames:
+    """What a client sets of the stages that make ``modality``, as a job's ``stages``.
+
+    stages  the parameters by stage: those that the client wrote so itself, and those that were set
+    sent    the field of each parameter that was set, such as ``stages.denoise.steps`` → the client's name
+    """
+
+    def __init__(self, pipeline: Pipeline, modality: str, stages: Mapping[str, Mapping[str, Any]]) -> None:
+        """``stages``: what the client wrote so itself."""
+        self._pipeline = pipeline
+        self._running = pipeline.stages_for([modality])
+        self.stages = {name: dict(values) for name, values in stages.items()}
+        self.sent: dict[str, str] = {}
+
+    def set(self, name: str, value: Any) -> bool:
+        """Set a parameter in all stages that have it, and return whether one has. ``name``: one of ``NAMES``.
+
+        Raises InvalidRequest naming it if the client has set another value in ``stages``.
+        """
+        for own in NAMES[name]:
+            if stages := [stage for stage in self._running if stage.has_parameter(own)]:
+                self._set(stages, {own: value}, name)
+                return True
+        return False
+
+    def demand(self, name: str, value: Any) -> None:
+        """Set a parameter as ``set`` does. Raises InvalidRequest naming it if no stage has it."""
+        if not self.set(name, value):
+            raise InvalidRequest(f"no stage of pipeline {self._pipeline.name} has it as a parameter", field=name)
+
+    def set_size(self, width: int, height: int) -> None:
+        """Set the size, in pixels. Raises InvalidRequest naming ``size`` if no stage has one, or has another one."""
+        for values in ({"width": width, "height": height}, {"size": f"{width}x{height}"}):
+            if stages := [stage for stage in self._running if all(stage.has_parameter(own) for own in values)]:
+                self._set(stages, values, "size")
+                return
+        raise InvalidRequest(f"pipeline {self._pipeline.name} takes no size", field="size")
+
+    def _set(self, stages: list[StageConfig], values: Mapping[str, Any], name: str) -> None:
+        for stage in stages:
+            given = self.stages.setdefault(stage.name, {})
+            for own, value in values.items():
+                if given.setdefault(own, value) != value:
+                    raise InvalidRequest(f"given twice, and not the same: see stages.{stage.name}.{own}", field=name)
+                self.sent[f"stages.{stage.name}.{own}"] = name
