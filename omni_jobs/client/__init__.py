@@ -16,7 +16,8 @@ that the server gave no answer.
 
 from omni_jobs.client.async_client import AsyncClient
 from omni_jobs.client.client import Client
+from omni_jobs.client.followed import JobEvent
 from omni_jobs.client.repeats import error_of
 from omni_jobs.client.user_message import user_message
 
-__all__ = ["AsyncClient", "Client", "error_of", "user_message"]
+__all__ = ["AsyncClient", "Client", "JobEvent", "error_of", "user_message"]

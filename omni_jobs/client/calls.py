@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from omni_jobs.client.bulk_answers import BULK_PAUSES_S, answers_of_tries
 from omni_jobs.client.downloads import Download
+from omni_jobs.client.followed import JobEvent, followed
 from omni_jobs.client.parsed import parsed
 from omni_jobs.client.repeats import answered
 from omni_jobs.client.steps import BulkLines, CallStep, HttpRequest, Item, Items, Pause, Steps, Update, done
@@ -209,6 +210,15 @@ class Calls(Generic[LinesT]):
     def events(self, job_id: str) -> Steps[Sequence[EventView]]:
         """Return a job's events, the oldest first. Raises NotFound."""
         return (yield from _view(list[EventView], HttpRequest("GET", _path(job_id, "/events"))))
+
+    def stream(self, job_id: str) -> Items[JobEvent]:
+        """Yield what happens to a job as it happens, until its end: text as it grows, progress, previews, artifacts.
+
+        The first event is ``job``, the job as it is. Where a connection breaks, another one goes on, at any server: the
+        text has no gap and no double, and what tells of progress may come twice. Raises NotFound, ServerBusy where too
+        many watch jobs, and the server's error.
+        """
+        yield from followed(_path(job_id, "/events"))
 
     def cancel(self, job_id: str) -> Steps[JobView]:
         """Cancel a job, and return it, perhaps still ``cancelling``; an ended one is unchanged. Raises NotFound."""

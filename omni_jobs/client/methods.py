@@ -101,6 +101,7 @@ class ClientMethods(ABC, Generic[LinesT]):
     get = Returning(Calls.get)
     list = Returning(Calls.list)
     events = Returning(Calls.events)
+    stream = Yielding(Calls.stream)
     cancel = Returning(Calls.cancel)
     retry = Returning(Calls.retry)
     delete = Returning(Calls.delete)

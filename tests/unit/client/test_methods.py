@@ -10,14 +10,14 @@ from omni_jobs.client.calls import Calls
 from omni_jobs.client.methods import ClientMethods
 
 CALLS = {name: call for name, call in vars(Calls).items() if inspect.isfunction(call) and not name.startswith("_")}
-SEVERAL = {"submit_bulk", "watch", "artifact_chunks"}
+SEVERAL = {"submit_bulk", "watch", "stream", "artifact_chunks"}
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_every_call_is_a_method(client: type) -> None:
     methods = {name for name, _ in inspect.getmembers(client, inspect.isfunction) if not name.startswith("_")}
     assert methods - {"close"} == set(CALLS)
-    assert len(CALLS) == 20
+    assert len(CALLS) == 21
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))

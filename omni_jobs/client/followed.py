@@ -1,0 +1,115 @@
+"""``followed``: a job's events as they come, over as many connections as that takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_jobs.client.repeats import PAUSES_S, error_of, pause_before_retry
+from omni_jobs.client.steps import HttpRequest, Item, Items, Pause, next_chunk, sent
+from omni_jobs.errors import OmniJobsError, ServerUnavailable
+from omni_jobs.states import JobState
+
+_SILENCE_S = 15.0  # the server sends a comment so often
+_ENDS = frozenset(f"job.{state.value}" for state in JobState if state.is_final)
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """An event of a job's stream. docs/api.md lists them.
+
+    name  what happened, such as ``text`` or ``job.completed``
+    data  what the event tells
+    id    the number of an event that is kept with the job; None: it is not kept
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    id: int | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the job has ended with it."""
+        return self.name in _ENDS
+
+
+class _Blocks:
+    """Reads the events in the bytes of one connection."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def read(self, chunk: bytes) -> Iterator[JobEvent]:
+        """Yield the events that are whole with these bytes. Raises ServerUnavailable for what is no such stream."""
+        *blocks, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        for block in blocks:
+            lines = dict(line.partition(": ")[::2] for line in block.decode(errors="replace").split("\n"))
+            if "data" in lines:
+                try:
+                    number = int(lines["id"]) if "id" in lines else None
+                    yield JobEvent(lines.get("event", "message"), json.loads(lines["data"]), number)
+                except ValueError:
+                    raise ServerUnavailable("the server streams what are no events of a job") from None
+
+
+class _Place:
+    """What a client has of a job's events, so that a further connection goes on there."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[int, int]] = {}  # of each stage the attempt and its characters
+        self._last_id = 0
+
+    def note(self, event: JobEvent) -> None:
+        """Note that the client has an event."""
+        if event.name == "text":
+            self._texts[event.data["stage"]] = (event.data["attempt"], event.data["offset"] + len(event.data["text"]))
+        if event.id is not None:
+            self._last_id = event.id
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query that asks for what follows."""
+        texts = [f"{stage}:{attempt}:{chars}" for stage, (attempt, chars) in self._texts.items()]
+        return {"starting_after": str(self._last_id), **({"text_from": ",".join(texts)} if texts else {})}
+
+
+def followed(path: str) -> Items[JobEvent]:
+    """Yield a job's events until its end, those of ``path``. Go on with another connection where one breaks.
+
+    Raises the server's error, and ServerUnavailable where a few connections after each other tell nothing.
+    """
+    place = _Place()
+    pauses = iter(PAUSES_S)
+    has_begun = False
+    while True:
+        request = HttpRequest(
+            "GET",
+            path,
+            params=place.query,
+            headers={"Accept": "text/event-stream"},
+            is_streamed=True,
+            held_s=_SILENCE_S,
+        )
+        try:
+            response = yield from sent(request)
+            if not response.is_success:
+                raise error_of(response)
+            blocks = _Blocks()
+            while chunk := (yield from next_chunk()):
+                for event in blocks.read(chunk):
+                    if event.name == "error":
+                        raise OmniJobsError.from_dict(event.data["error"])
+                    place.note(event)
+                    if event.name != "job" or not has_begun:
+                        yield Item(event)
+                    if event.is_end:
+                        return
+                    has_begun, pauses = True, iter(PAUSES_S)
+            raise ServerUnavailable(f"the stream of {path} ended before the job")
+        except OmniJobsError as error:
+            pause = pause_before_retry(error, next(pauses, None))
+            if pause is None:
+                raise
+        yield Pause(pause)
