@@ -22,7 +22,9 @@ from omni_jobs.api import (
     jobs,
     models,
     pipelines,
+    speech,
     stages,
+    transcriptions,
 )
 from omni_jobs.api.services import Services
 from omni_jobs.http.browsers import KnownPages
@@ -75,7 +77,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, models, chat_completions, images, dashboard):
+    openai = (models, chat_completions, speech, transcriptions, images)
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, *openai, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=errors(421, 431))

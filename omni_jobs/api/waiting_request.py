@@ -190,3 +190,9 @@ def with_ignored(answer: Response, ignored: Sequence[str]) -> Response:
     if ignored:
         answer.headers["X-Ignored"] = ", ".join(ignored)
     return answer
+
+
+def named_after(jobs: SubmittedJobs, answer: Response) -> Response:
+    """Return the answer, which names its one job in ``X-Job-Id``, because its body has no place for it."""
+    answer.headers["X-Job-Id"] = jobs.ids[0]
+    return answer

@@ -1,14 +1,18 @@
 """What a whole system tells of speech: of an answer that cannot be spoken, and of what was heard, with its times.
 
-It is heard by a stage of Whisper, and by a remote stage before a server that runs the same model.
+It is heard by a stage of Whisper, and by a remote stage before a server that runs the same model. It is spoken by a
+voice, and by a remote stage before the system's own speech. All of it goes through OpenAI's client as well.
 """
 
 import base64
+import socket
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 import yaml
+from openai.types.audio import TranscriptionVerbose
 
 from omni_jobs.client import Client
 from omni_jobs.errors import InvalidRequest
@@ -18,8 +22,11 @@ from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.e2e.conftest import SHIPPED
+from tests.integration.openai.stock import Stock, stock_client
 from tests.oracles import samples
+from tests.oracles.word_errors import words_of
 from tests.services.whisper_server import MODEL, WhisperServer, whisper_server
+from tests.stage_configs import remote_stage
 
 ECHO = {"kind": "echo", "processor": "echo", "produces": "text", "slots": 8, "time_limit_s": 60}
 SILENCE = base64.b64encode(samples.wav(1.0)).decode("ascii")
@@ -35,15 +42,25 @@ def answers() -> dict[str, Any]:
     return {**voice, "name": "answers", "accepts": ["text"]}
 
 
-def remote_transcribe() -> dict[str, Any]:
-    """Return ``transcribe`` with a remote stage in the place of Whisper's."""
-    engine = {"server": "local", "endpoint": "transcriptions", "model": MODEL}
-    stage = {"kind": "remote", "processor": "remote_transcription", "produces": "text", "engine": engine}
-    outputs = {"text": {"stage": "listen"}}
+def remote_pipeline(name: str, output: str, stage: dict[str, Any]) -> dict[str, Any]:
+    """Return a pipeline of one remote stage ``listen`` or ``speak``."""
+    step = "listen" if output == "text" else "speak"
     return {
-        "name": "remote_transcribe", "version": "1", "accepts": ["text", "audio"], "stages": {"listen": stage},
-        "outputs": outputs,
+        "name": name, "version": "1", "accepts": ["text", "audio"], "voices": ["heart"], "stages": {step: stage},
+        "outputs": {output: {"stage": step}},
     }  # fmt: skip
+
+
+def remote_pipelines() -> list[dict[str, Any]]:
+    """Return two that hear with a server of Whisper, one without times, and one that speaks with this system's API."""
+    listen = remote_stage("transcriptions", "remote_transcription", "text", MODEL)
+    speak = remote_stage("speech", "remote_text", "waveform", "answers", server="own")
+    plain = {**listen, "engine": {**listen["engine"], "extra_body": {"response_format": "json"}}}
+    return [
+        remote_pipeline("remote_transcribe", "text", listen),
+        remote_pipeline("remote_plain", "text", plain),
+        remote_pipeline("remote_speech", "audio", speak),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +74,20 @@ def client(tmp_path_factory: pytest.TempPathFactory, whisper: WhisperServer) -> 
     directory = tmp_path_factory.mktemp("spoken")
     configs = directory / "stage_configs"
     configs.mkdir()
-    for pipeline in (answers(), remote_transcribe()):
+    for pipeline in (answers(), *remote_pipelines()):
         path = configs / f"{pipeline['name']}.yaml"
         path.write_text(yaml.safe_dump(pipeline, sort_keys=False), encoding="utf-8")
     (configs / "transcribe.yaml").write_bytes((SHIPPED / "transcribe.yaml").read_bytes())
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     settings = Settings(
         data_dir=directory / "data",
         stage_configs=configs,
         spool_dir=directory / "spool",
-        servers={"local": Server(url=whisper.url)},
+        servers={"local": Server(url=whisper.url), "own": Server(url=f"http://127.0.0.1:{port}/v1")},
     )
-    pipelines = ["answers", "transcribe", "remote_transcribe"]
-    with EmbeddedStack(settings, pipelines=pipelines) as stack, Client(stack.url) as found:
+    pipelines = ["answers", "transcribe", "remote_transcribe", "remote_plain", "remote_speech"]
+    with EmbeddedStack(settings, pipelines=pipelines, port=port) as stack, Client(stack.url) as found:
         yield found
 
 
@@ -212,3 +231,74 @@ def test_a_job_without_a_recording_is_refused_in_the_same_words(client: Client) 
         refusals.append((caught.value.field, caught.value.message))
     assert refusals[0] == refusals[1]
     assert refusals[0][0] == "messages"
+
+
+# OpenAI's client.
+
+SENTENCE = "The baker gets up early in the morning."
+
+
+@pytest.fixture
+def stock(client: Client) -> Iterator[Stock]:
+    with stock_client(client.base_url) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("voice", "listener"), [("answers", "transcribe"), ("remote_speech", "remote_transcribe")], ids=["local", "remote"]
+)
+def test_what_openai_s_client_lets_speak_it_hears_again(stock: Stock, voice: str, listener: str) -> None:
+    spoken = stock.client.audio.speech.create(model=voice, input=SENTENCE, voice="heart", speed=0.9)
+    assert spoken.response.headers["content-type"] == "audio/mpeg"
+    hear = stock.client.audio.transcriptions.create
+    file = ("spoken", spoken.content)
+    assert words_of(hear(model=listener, file=file).text) == words_of(SENTENCE)
+    verbose = hear(
+        model=listener,
+        file=file,
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+        language="en",
+        prompt="A baker.",
+    )
+    TranscriptionVerbose.model_validate(verbose.to_dict(), strict=True)
+    assert verbose.language == "en"
+    assert verbose.segments is not None
+    assert words_of("".join(segment.text for segment in verbose.segments)) == words_of(SENTENCE)
+    assert verbose.words is not None
+    assert [word.word for word in verbose.words] == SENTENCE.split()
+    times = [time for word in verbose.words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert 0.0 <= times[0] < times[-1] <= verbose.duration
+    assert SENTENCE in hear(model=listener, file=file, response_format="srt")
+    *deltas, done = hear(model=listener, file=file, stream=True)
+    assert done.type == "transcript.text.done"
+    assert "".join(delta.delta for delta in deltas if delta.type == "transcript.text.delta") == done.text
+
+
+def test_a_speed_makes_the_voice_faster(stock: Stock) -> None:
+    sizes = [
+        len(stock.client.audio.speech.create(model="answers", input=SENTENCE, voice="heart", speed=speed,
+                                             response_format="pcm", extra_body={"seed": 1}).content)
+        for speed in (0.8, 1.6)
+    ]  # fmt: skip
+    assert sizes[0] == pytest.approx(2 * sizes[1], rel=0.2)
+
+
+def test_a_language_that_the_checkpoint_lacks_is_the_client_s_parameter(stock: Stock) -> None:
+    hear = stock.client.audio.transcriptions.create
+    sound = base64.b64decode(SILENCE)
+    error = stock.error(openai.BadRequestError, lambda: hear(model="transcribe", file=sound, language="de"))
+    assert error.param == "language"
+    assert hear(model="transcribe", file=sound, response_format="vtt") == "WEBVTT\n"
+
+
+def test_a_server_that_tells_no_times_gives_text_and_no_subtitles(stock: Stock) -> None:
+    spoken = stock.client.audio.speech.create(model="answers", input=SENTENCE, voice="heart").content
+    hear = stock.client.audio.transcriptions.create
+    assert words_of(hear(model="remote_plain", file=spoken).text) == words_of(SENTENCE)
+    verbose = hear(model="remote_plain", file=spoken, response_format="verbose_json")
+    assert (words_of(verbose.text), verbose.segments) == (words_of(SENTENCE), [])
+    subtitles = {"model": "remote_plain", "file": spoken, "response_format": "srt"}
+    error = stock.error(openai.BadRequestError, lambda: hear(**subtitles))  # type: ignore[arg-type]
+    assert (error.param, "job_id" in error.body) == ("response_format", True)  # type: ignore[operator]

@@ -27,7 +27,9 @@ def test_the_examples_run_as_written(
     assert "Hello there" in out
     assert "A lighthouse stands by the sea" in out
     assert "880 Hz for 0.80 s" in out
+    assert "0.00 to 1.10 s: 880 Hz for 1.10 s" in out
     assert (tmp_path / "spoken.wav").read_bytes().startswith(b"RIFF")
     for name, format in (("lighthouse-1.png", "PNG"), ("final.png", "PNG"), ("partial-0.jpg", "JPEG")):
         with Image.open(tmp_path / name) as picture:
             assert picture.format == format
+    assert (tmp_path / "answer.mp3").read_bytes().startswith((b"ID3", b"\xff"))

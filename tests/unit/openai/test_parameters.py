@@ -7,17 +7,26 @@ from typing import Any
 import pytest
 from openai.types import image_edit_params as edit
 from openai.types import image_generate_params as generation
+from openai.types.audio import speech_create_params as speech
+from openai.types.audio import transcription_create_params as transcriptions
 from openai.types.chat import completion_create_params as chat
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
 from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.parameters import Parameter, ParameterTable, Use
+from omni_jobs.openai.speech_parameters import SPEECH
+from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
 from tests.docs.pages import page
 
-TABLES = (CHAT_COMPLETIONS, IMAGE_GENERATIONS, IMAGE_EDITS)
+TABLES = (CHAT_COMPLETIONS, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS)
 TYPES = {
     CHAT_COMPLETIONS.route: (chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
+    SPEECH.route: (speech.SpeechCreateParams,),
+    TRANSCRIPTIONS.route: (
+        transcriptions.TranscriptionCreateParamsNonStreaming,
+        transcriptions.TranscriptionCreateParamsStreaming,
+    ),
     IMAGE_GENERATIONS.route: (
         generation.ImageGenerateParamsNonStreaming,
         generation.ImageGenerateParamsStreaming,

@@ -9,6 +9,7 @@ from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.settings import Settings
+from tests.stage_configs import with_remote
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import TokenParameters
 
@@ -423,3 +424,10 @@ def test_a_directory_that_gives_no_files_is_told_apart_from_an_empty_one(tmp_pat
     if not os.access(closed, os.R_OK):  # root may read it
         with pytest.raises(ConfigError, match=cannot):
             load_pipelines(closed)
+
+
+def test_a_stage_has_the_parameters_that_its_engine_settings_let_it_have(tmp_path: Path) -> None:
+    stages = with_remote(tmp_path)["remote"].stages
+    names = ("language", "words", "subtitles", "temperature", "speed", "instructions", "logprobs", "nothing")
+    has = {stage: {name for name in names if config.has_parameter(name)} for stage, config in stages.items()}
+    assert has == {"hear": {"language", "words", "subtitles", "temperature"}, "voice": {"speed", "instructions"}}

@@ -1,0 +1,41 @@
+"""``speech_events``: a speech as the events of OpenAI's ``stream_format: sse``, once its sound is there."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.http.error_answers import shape_of
+from omni_jobs.openai.chat_completion import usage_of
+from omni_jobs.views import JobView
+
+
+async def speech_events(
+    job: JobView, stage: str, pieces: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[ServerSentEvent, None]:
+    """Yield the sound of a completed job in pieces, and the end with the tokens that ``stage`` counted, or null.
+
+    An error of the store is the last event.
+    """
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield _event({"type": "speech.audio.delta", "audio": b64encode(piece).decode("ascii")})
+    except OmniJobsError as error:
+        yield _event({"error": shape_of(error, job_id=job.id)})
+        return
+    usage = usage_of([job], stage)
+    counted = None if usage is None else {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }  # fmt: skip
+    yield _event({"type": "speech.audio.done", "usage": counted})
+
+
+def _event(its: Mapping[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(json.dumps(its))

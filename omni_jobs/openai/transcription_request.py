@@ -1,0 +1,185 @@
+"""``TranscriptionRequest``: the form of a transcription, as the job that it asks for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.http.form_reader import Form
+from omni_jobs.openai.asked import one_of, pipeline_of, with_parameters
+from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+from omni_jobs.requests import JobRequest, Submission, Upload
+from omni_jobs.requests.json_body import parse_body
+from omni_jobs.tenants.caller import Caller
+
+TRANSCRIPTION_NAMES: Final[Mapping[str, str]] = {
+    "messages*": "file",
+    "modalities*": "model",
+    "logprobs": "include",
+    "words": "timestamp_granularities",
+    "subtitles": "response_format",
+    "stages.*.words": "timestamp_granularities",
+    "stages.*.subtitles": "response_format",
+    "stages.*.language": "language",
+    "stages.*.prompt": "prompt",
+}
+"""What a client of transcriptions calls the fields of the job's request."""
+
+_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+_GRANULARITIES = ("segment", "word")
+_LISTS = {"timestamp_granularities": _GRANULARITIES, "include": ("logprobs",)}
+_FLAGS = {"true": True, "false": False}
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
+_MOST_STAGES_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTranscription:
+    """How a transcription is to be answered. It holds nothing of the recording, because an answer may be late.
+
+    stage          the stage that makes the text
+    format         the form of the answer: json, text, srt, vtt, verbose_json
+    granularities  of times: segment, word
+    with_logprobs  whether the logprobs of the text's tokens are told
+    stream         whether the text is streamed
+    ignored        the names of what is ignored
+    """
+
+    stage: str
+    format: str
+    granularities: Sequence[str]
+    with_logprobs: bool
+    stream: bool
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionRequest:
+    """A transcription that is asked for, correct in form."""
+
+    request: JobRequest
+    answer: WantedTranscription
+
+    @classmethod
+    def of(cls, form: Form, pipelines: Pipelines) -> "TranscriptionRequest":
+        """Return the request that a form is. An empty field is no value.
+
+        Raises InvalidRequest naming the field, RequestTooLarge, NotFound for an unknown model, and PluginBroken.
+        """
+        taken, ignored = TRANSCRIPTIONS.sort(_fields(form))
+        pipeline = pipeline_of(taken, pipelines, takes="audio", makes="text")
+        stage = pipeline.stage(pipeline.outputs["text"].stage)
+        if "text" in stage.inputs.values():
+            raise InvalidRequest(f"pipeline {pipeline.name} answers what it hears, and does not tell it", field="model")
+        if not taken.get("file"):
+            raise InvalidRequest("is empty" if "file" in taken else "is required", field="file")
+        answer = _answer(taken, stage, tuple(ignored))
+        sound = {"type": "input_audio", "input_audio": {"data": Upload(taken["file"])}}
+        asked = {
+            "model": pipeline.name,
+            "messages": [{"role": "user", "content": [sound]}],
+            "modalities": ["text"],
+            "temperature": _number(taken, "temperature"),
+            "seed": _seed(taken),
+            "logprobs": True if answer.with_logprobs else None,
+            "stages": with_parameters(_stages(taken), stage.name, _parameters(taken, answer, stage, pipeline)),
+        }
+        return cls(JobRequest.parse(asked), answer)
+
+    def submission(self, form: Form, caller: Caller, key: str | None) -> Submission:
+        """Return the submission of the job that ``form`` asks for, with ``key``."""
+        sent: dict[str, Any] = {name: texts for name, texts in form.texts.items() if name != "stream"}
+        files = {name: [Upload(data) for data in files] for name, files in form.files.items()}
+        size = len(form.text_bytes) + form.file_bytes
+        return Submission(self.request, sent | files, size, caller, key)
+
+
+def _fields(form: Form) -> dict[str, Any]:
+    """Return the parameters by name: texts, lists of texts, and the file's bytes."""
+    fields: dict[str, Any] = {}
+    for name, texts in form.texts.items():
+        if name == "file":
+            raise InvalidRequest("must be a file: a part with a file name", field=name)
+        base = "chunking_strategy" if name.startswith("chunking_strategy[") else name
+        value = texts if name in _LISTS else form.only_text(name)
+        if value not in ("", []):
+            fields[base] = value
+    for name, files in form.files.items():
+        if len(files) > 1:
+            raise InvalidRequest("this part is given twice", field=f"{name:.64}")
+        if name != "file" and name in {parameter.name for parameter in TRANSCRIPTIONS.parameters}:
+            raise InvalidRequest("must be a field of text, not a file", field=name)
+        fields[name] = files[0]
+    return fields
+
+
+def _answer(taken: Mapping[str, Any], stage: StageConfig, ignored: tuple[str, ...]) -> WantedTranscription:
+    """Return how the transcription is to be answered. Raises InvalidRequest for what does not fit together."""
+    format = one_of(taken, "response_format", _FORMATS)
+    for name, known in _LISTS.items():
+        for value in taken.get(name, ()):
+            if value not in known:
+                raise InvalidRequest(f"takes {', '.join(known)}", field=name)
+    if "timestamp_granularities" in taken and format != "verbose_json":
+        raise InvalidRequest("given, and response_format is not verbose_json", field="timestamp_granularities")
+    stream = _FLAGS.get(str(taken.get("stream", "false")).lower())
+    if stream is None:
+        raise InvalidRequest("must be true or false", field="stream")
+    if stream and format != "json":
+        raise InvalidRequest("a stream is of the format json", field="response_format")
+    if "include" in taken and format != "json":
+        raise InvalidRequest("logprobs come with the response_format json", field="include")
+    if "include" in taken and not stage.has_parameter("logprobs"):
+        raise InvalidRequest(f"the stage {stage.name} does not tell logprobs", field="include")
+    granularities = tuple(taken.get("timestamp_granularities", _GRANULARITIES[:1]))
+    return WantedTranscription(stage.name, format, granularities, "include" in taken, stream, ignored)
+
+
+def _parameters(
+    taken: Mapping[str, Any], answer: WantedTranscription, stage: StageConfig, pipeline: Pipeline
+) -> dict[str, Any]:
+    """Return the parameters of the stage that makes the text. Raises InvalidRequest where it has none of a name."""
+    named: dict[str, Any] = {name: taken[name] for name in ("language", "prompt") if name in taken}
+    needed = dict.fromkeys(named)
+    if answer.format in ("srt", "vtt"):
+        named["subtitles"] = [answer.format]
+        needed["subtitles"] = None
+    if answer.format == "verbose_json":
+        needed["words"] = None
+        named |= {"words": True} if "word" in answer.granularities else {}
+    for name in needed:
+        if not stage.has_parameter(name):
+            field = "response_format" if name in ("words", "subtitles") else name
+            raise InvalidRequest(f"the stage {stage.name} of pipeline {pipeline.name} does not take it", field=field)
+    return named
+
+
+def _number(taken: Mapping[str, Any], name: str) -> float | None:
+    if name not in taken:
+        return None
+    if not _NUMBER.fullmatch(taken[name]):
+        raise InvalidRequest("must be a number, like 0.5", field=name)
+    return float(taken[name])
+
+
+def _seed(taken: Mapping[str, Any]) -> int | None:
+    if "seed" not in taken:
+        return None
+    if not _WHOLE.fullmatch(taken["seed"]):
+        raise InvalidRequest("must be a whole number", field="seed")
+    return int(taken["seed"])
+
+
+def _stages(taken: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters by stage that the form has as JSON."""
+    if "stages" not in taken:
+        return None
+    try:
+        return parse_body(taken["stages"].encode(), _MOST_STAGES_BYTES, _MOST_STAGES_BYTES)
+    except InvalidRequest as error:
+        error.field = "stages"
+        raise
