@@ -14,6 +14,7 @@ from omni_jobs.api.app import create_app
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
+from tests.oracles import samples
 
 ROOT = Path(__file__).parents[3]
 NO_DATABASE = "sqlite:////dev/null/none"
@@ -37,6 +38,13 @@ OF_THE_DATABASE = [route for route in ROUTES if route not in WITHOUT_DATABASE]
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
     ("POST", "/v1/chat/completions"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
+    ("POST", "/v1/audio/speech"): {"json": {"model": "speech", "input": "Hello"}},
+    ("POST", "/v1/audio/transcriptions"): {"data": {"model": "echo_media"}, "files": {"file": samples.wav(0.2)}},
+    ("POST", "/v1/images/generations"): {"json": {"model": "echo_media", "prompt": "A boat"}},
+    ("POST", "/v1/images/edits"): {
+        "data": {"model": "echo_media", "prompt": "A boat"},
+        "files": {"image": samples.image(64, 64)},
+    },
     ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
     **{("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}} for action in ("cancel", "retry", "delete")},
 }
