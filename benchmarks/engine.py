@@ -113,18 +113,22 @@ def _through_stack(client: Client, url: str, bodies: Sequence[dict[str, Any]]) -
     return time.perf_counter() - begin
 
 
+def chat_engine_args(settings: Settings) -> dict[str, Any]:
+    """Return vLLM's engine arguments of the stage of the pipeline ``chat``."""
+    pipeline = load_pipelines(settings.resolved_stage_configs)["chat"]
+    stage = Stage(pipeline, pipeline.stage("llm"), settings.models["chat"])
+    if stage.model is None:
+        raise SystemExit("the pipeline has no model")
+    return engine_args(OmniEngineArgs.for_stage(stage.config, stage.model, settings), stage.model, ArComponent())
+
+
 class BareEngine:
     """vLLM's ``LLM`` in this process, as the stage config would start it."""
 
     def __init__(self, settings: Settings, bodies: Sequence[dict[str, Any]]) -> None:
         from vllm import LLM, SamplingParams
 
-        pipeline = load_pipelines(settings.resolved_stage_configs)["chat"]
-        stage = Stage(pipeline, pipeline.stage("llm"), settings.models["chat"])
-        if stage.model is None:
-            raise SystemExit("the pipeline has no model")
-        args = OmniEngineArgs.for_stage(stage.config, stage.model, settings)
-        self._llm: Any = LLM(**engine_args(args, stage.model, ArComponent()))
+        self._llm: Any = LLM(**chat_engine_args(settings))
         renderer: Any = load_renderer("causal_lm", settings.models["chat"])
         self._prompts: Any = [{"prompt_token_ids": renderer.encode(body)} for body in bodies]
         self._sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

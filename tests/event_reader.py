@@ -40,8 +40,8 @@ class CutReader:
                 received += part[: most_bytes - len(received)]
                 if len(received) >= most_bytes:
                     break
-        for block in received.decode("utf-8", "ignore").split("\r\n\r\n")[:-1]:
-            lines = dict(line.partition(": ")[::2] for line in block.split("\r\n"))
+        for block in received.decode("utf-8", "ignore").split("\n\n")[:-1]:
+            lines = dict(line.partition(": ")[::2] for line in block.split("\n"))
             if "event" not in lines:
                 continue
             data = json.loads(lines["data"])

@@ -37,6 +37,7 @@ _PING_S = 15  # proxies close what is silent for a minute
 _SEND_S = 30.0  # a client that reads nothing for so long is dropped
 _ENDS = frozenset(f"job.{state.value}" for state in JobState if state.is_final)
 MOST_CHARS = 16_384  # of one event
+_LINE_END = "\n"  # the specification allows others, and readers that were written for OpenAI's streams do not
 
 
 class TextPlace(NamedTuple):
@@ -217,7 +218,7 @@ async def answer_with(events: AsyncGenerator[ServerSentEvent, None]) -> Response
 
 def stream_of(events: AsyncGenerator[ServerSentEvent, None]) -> Response:
     """Return the answer that streams these events, whose first step raises nothing."""
-    return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_S)
+    return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_S, sep=_LINE_END)
 
 
 async def _from(

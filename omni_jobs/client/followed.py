@@ -43,7 +43,7 @@ class _Blocks:
 
     def read(self, chunk: bytes) -> Iterator[JobEvent]:
         """Yield the events that are whole with these bytes. Raises ServerUnavailable for what is no such stream."""
-        *blocks, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
         for block in blocks:
             lines = dict(line.partition(": ")[::2] for line in block.decode(errors="replace").split("\n"))
             if "data" in lines:

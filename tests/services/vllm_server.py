@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,10 +31,12 @@ _START_S = 240.0
 class VllmServer:
     """vLLM's server in a process group of its own; it keeps its port and its key when it starts again."""
 
-    def __init__(self, model: Path, log: Path, *, seats: int = SEATS) -> None:
+    def __init__(self, model: Path, log: Path, *, seats: int = SEATS, options: Sequence[str] = ()) -> None:
+        """``options``: further ones of its command line."""
         self._model = model
         self._log = log
         self._seats = seats
+        self._options = options
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +56,7 @@ class VllmServer:
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model),
             "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port), "--api-key", KEY,
-            "--max-model-len", "1024", "--max-num-seqs", str(self._seats), "--enforce-eager",
+            "--max-model-len", "1024", "--max-num-seqs", str(self._seats), "--enforce-eager", *self._options,
         ]  # fmt: skip
         environment = {
             **os.environ,
