@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engine import NEW_TOKENS, chat_engine_args
+from benchmarks.engine import NEW_TOKENS, WORDS, chat_engine_args
 from benchmarks.figures import Figure, figure, report
 from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests.services.vllm_server import KEY, MODEL, VllmServer
 
-PROMPT_TOKENS = 60
 _LOAD = "from vllm.benchmarks import serve; from vllm.utils.argparse_utils import FlexibleArgumentParser as Parser; "
 _LOAD += "parser = Parser(); serve.add_cli_args(parser); serve.main(parser.parse_args())"
 # The command ``vllm bench serve`` asks for the version of a package named vllm, which the CPU build is not.
@@ -100,21 +99,24 @@ def _turns(
     """Return what the load tool found of both sides in each turn but the first, which warms them."""
     turns = []
     for turn in track(range(arguments.runs + 1), description="alternating"):
-        found = tuple(_load(side, model, directory, arguments.requests, seed=turn) for side in (ours, theirs))
+        found = tuple(_load(side, model, directory, arguments.requests, turn) for side in (ours, theirs))
         if turn:
             turns.append((found[0], found[1]))
     return turns
 
 
-def _load(side: Side, model: Path, directory: Path, requests: int, *, seed: int) -> dict[str, Any]:
+def _load(side: Side, model: Path, directory: Path, requests: int, turn: int) -> dict[str, Any]:
     """Run the load tool before one server, and return its result. Raises SystemExit if a request failed."""
-    result = directory / "result.json"
+    result, prompts = directory / "result.json", directory / "prompts.json"
+    texts = [f"Day {turn}.{number}. {WORDS}Tell it." for number in range(requests)]
+    talks = [{"conversations": [{"value": text}, {"value": WORDS}]} for text in texts]
+    prompts.write_text(json.dumps(talks), encoding="utf-8")
     command = [
         sys.executable, "-c", _LOAD, "--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
         "--base-url", side.url, "--model", str(model), "--served-model-name", side.model,
-        "--header", f"Authorization=Bearer {KEY}", "--dataset-name", "random",
-        "--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(NEW_TOKENS),
-        "--num-prompts", str(requests), "--ignore-eos", "--temperature", "0", "--seed", str(seed),
+        "--header", f"Authorization=Bearer {KEY}", "--dataset-name", "sharegpt", "--dataset-path", str(prompts),
+        "--sharegpt-output-len", str(NEW_TOKENS), "--disable-shuffle",
+        "--num-prompts", str(requests), "--ignore-eos", "--temperature", "0",
         "--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-result", "--result-filename", str(result),
     ]  # fmt: skip
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}

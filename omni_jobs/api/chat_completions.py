@@ -87,7 +87,7 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
         include_usage=wanted.include_usage,
     )
     with made_once(jobs.ids[0], has_key=jobs.has_key):
-        return await answer_with(stream.chunks(jobs.ids, jobs.connection))
+        return await answer_with(stream.chunks(jobs.ids, jobs.connection), stream.ping)
 
 
 def _whole(wanted: WantedAnswer, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:

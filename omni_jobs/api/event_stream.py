@@ -210,15 +210,30 @@ def _event(name: str, data: BaseModel | Mapping[str, Any], number: int | None = 
     return ServerSentEvent(text, event=name, id=None if number is None else str(number))
 
 
-async def answer_with(events: AsyncGenerator[ServerSentEvent, None]) -> Response:
-    """Return the answer that streams these events. Raises what their first step does."""
+async def answer_with(events: AsyncGenerator[ServerSentEvent, None], ping: Callable[[], str] | None = None) -> Response:
+    """Return the answer that streams these events. Raises what their first step does.
+
+    ``ping`` makes the data of what keeps proxies from closing the connection; None: a comment.
+    """
     first = await anext(events)
-    return stream_of(_from(first, events))
+    return stream_of(_from(first, events), ping)
 
 
-def stream_of(events: AsyncGenerator[ServerSentEvent, None]) -> Response:
-    """Return the answer that streams these events, whose first step raises nothing."""
-    return EventSourceResponse(events, ping=_PING_S, send_timeout=_SEND_S, sep=_LINE_END)
+def stream_of(events: AsyncGenerator[ServerSentEvent, None], ping: Callable[[], str] | None = None) -> Response:
+    """Return the answer that streams these events, whose first step raises nothing. ``ping`` as in ``answer_with``."""
+    return EventSourceResponse(
+        _lines(events),
+        ping=_PING_S,
+        send_timeout=_SEND_S,
+        sep=_LINE_END,
+        ping_message_factory=None if ping is None else lambda: ServerSentEvent(ping(), sep=_LINE_END),
+    )
+
+
+async def _lines(events: AsyncGenerator[ServerSentEvent, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield event.encode().replace(b"\r\n", _LINE_END.encode())  # data are JSON, which has neither
 
 
 async def _from(

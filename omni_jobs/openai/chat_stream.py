@@ -84,6 +84,13 @@ class ChatStream:
             if not self._has_ended:
                 self._leave()
 
+    def ping(self) -> str:
+        """Return the data of a chunk that tells nothing, for readers that know chunks alone, and no comments.
+
+        Call it after the first chunk.
+        """
+        return str(self._chunk(0, {}).data)
+
     async def _all(
         self, job_ids: Sequence[str], connection: Connection | None
     ) -> AsyncGenerator[ServerSentEvent, None]:

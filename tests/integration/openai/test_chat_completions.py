@@ -268,3 +268,12 @@ def test_a_stream_whose_job_is_cancelled_ends_in_an_error(stock: Stock, echo_med
         list(stream)
     assert caught.value.code == "job_cancelled"
     assert caught.value.body["job_id"] == job_id  # type: ignore[index]
+
+
+def test_a_stream_is_lines_that_end_in_a_line_feed_alone(echo_media: ApiServer) -> None:
+    """Readers that split at two line feeds, such as vLLM's load tool, find its events."""
+    body = {"model": "echo_media", "messages": [{"role": "user", "content": WORDS}], "stream": True}
+    with echo_media.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        received = answer.read()
+    assert b"\r" not in received
+    assert received.endswith(b"data: [DONE]\n\n")
