@@ -110,6 +110,15 @@ def _index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
+MAKES_VIDEO = """CASE WHEN replace(modalities, '"video"', '') <> modalities THEN 1 END = 1"""
+"""The SQL condition that a job makes a video, for a tenant's jobs. A query has to write it as the index does.
+
+It is an equation, because of inequations PostgreSQL assumes that they hold for nearly all rows, and walks through all.
+"""
+MAKES_VIDEO_FOR_ALL = MAKES_VIDEO.replace("<> modalities", "<> modalities || ''")
+"""The same for the jobs of all. It is written otherwise, so that a tenant's list never walks through others' videos."""
+
+
 class JobRow(Base):
     """The row of a job. Its lock orders all transitions of the job's stage runs."""
 
@@ -131,6 +140,9 @@ class JobRow(Base):
         _index("ix_jobs_error_code", "error_code", "id", where="error_code IS NOT NULL"),
         _index("ix_jobs_tenant_error_code", "tenant", "error_code", "id", where="error_code IS NOT NULL"),
         _index("ix_jobs_prune_at", "prune_at", where="prune_at IS NOT NULL"),
+        # The jobs that make a video, of which OpenAI's API has a list.
+        _index("ix_jobs_video", "id", where=MAKES_VIDEO_FOR_ALL),
+        _index("ix_jobs_tenant_video", "tenant", "id", where=MAKES_VIDEO),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)  # "job-" + UUIDv7: sorts by time

@@ -31,6 +31,8 @@ from omni_jobs.jobs.values import (
     StoredSnapshot,
     SubmitResult,
     TextPiece,
+    VideoJob,
+    VideoPage,
     WantedText,
     Wishes,
 )
@@ -68,6 +70,8 @@ __all__ = [
     "StoredSnapshot",
     "SubmitResult",
     "TextPiece",
+    "VideoJob",
+    "VideoPage",
     "WantedText",
     "Wishes",
     "as_written",

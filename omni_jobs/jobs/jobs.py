@@ -35,6 +35,7 @@ from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, qu
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
+from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
@@ -232,6 +233,8 @@ class Jobs:
     known_submits = _reads(known_submits)
     list = _reads(job_list)
     matching = _reads(matching)
+    video_job = _reads(video_job)
+    video_jobs = _reads(video_jobs)
     events = _reads(job_view.events)
     artifact = _reads(job_view.artifact)
     counts = _reads(counts)

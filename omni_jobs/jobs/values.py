@@ -11,7 +11,7 @@ from omni_jobs.identity import StageId
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
-from omni_jobs.views import ProgressView
+from omni_jobs.views import JobView, ProgressView
 
 MOST_RESULT_BYTES = 256 << 20
 """The most bytes of a stage's result, because it stands in SQL, whose own limit would fail a whole transaction."""
@@ -295,6 +295,21 @@ class Glance(NamedTuple):
 
     state: JobState
     runs: tuple[RunGlance, ...] = ()  # in the pipeline's order; none unless they were asked for
+
+
+class VideoJob(NamedTuple):
+    """A job that makes a video."""
+
+    job: JobView
+    request: Mapping[str, Any] | None  # as it was admitted; None: it is too long to be read with the job
+    run_s: Mapping[str, float] = MappingProxyType({})  # how long stage runs took lately, in the mean, by stage
+
+
+class VideoPage(NamedTuple):
+    """A page of the list of the jobs that make a video."""
+
+    jobs: Sequence[VideoJob]
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True)
