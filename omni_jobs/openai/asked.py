@@ -32,6 +32,17 @@ def voice_of(voice: Any) -> Any:
     return voice["id"] if isinstance(voice, Mapping) and set(voice) == {"id"} else voice
 
 
+def own_stages(asked: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the parameters by stage that a client wrote so itself. Raises InvalidRequest for another form."""
+    stages = asked.get("stages", {})
+    if not isinstance(stages, Mapping):
+        raise InvalidRequest("must be an object", field="stages")
+    for name, values in stages.items():
+        if not isinstance(values, Mapping):
+            raise InvalidRequest("must be an object", field=f"stages.{name:.64}")
+    return stages
+
+
 def with_parameters(stages: Any, stage: str, named: Mapping[str, Any]) -> Any:
     """Return parameters by stage with those of one stage that stand in the body under names of their own.
 

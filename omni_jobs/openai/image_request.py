@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from omni_jobs.errors import InvalidInput, InvalidRequest
+from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.form_reader import Form
-from omni_jobs.openai.asked import one_of, pipeline_of
+from omni_jobs.openai.asked import one_of, own_stages, pipeline_of
 from omni_jobs.openai.client_names import in_client_names
+from omni_jobs.openai.form_body import body_of
 from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.openai.stage_names import StageNames
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.requests import JobRequest, Submission, Upload
-from omni_jobs.requests.json_body import parse_body
 from omni_jobs.tenants.caller import Caller
 
 MOST_PICTURES: Final = 10
@@ -37,11 +37,7 @@ _TYPED = frozenset(
         "true_cfg_scale",
     }
 )  # fmt: skip
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
-_FRACTION = re.compile(r"-?[0-9]{1,19}\.[0-9]{1,19}|-?[0-9]{1,19}(\.[0-9]{1,19})?[eE][+-]?[0-9]{1,2}")
-_FLAGS = {"true": True, "false": False}
-_OF_STAGE = re.compile(r"stages\[([^\[\]]{1,64})\]\[([^\[\]]{1,64})\]")  # as the stock client nests objects in forms
-_MOST_STAGES_BYTES = 1 << 20
+_OBJECTS = {"stages": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class ImageRequest:
         takes = "text" if kind == "image_generation" else "image"
         pipeline = pipeline_of(taken, pipelines, takes=takes, makes="image")
         sources = _sources(taken) if kind == "image_edit" else []
-        stages = StageNames(pipeline, "image", _own_stages(taken))
+        stages = StageNames(pipeline, "image", own_stages(taken))
         size = _set_size(taken, stages)
         _set_others(taken, stages, ignored)
         stream, partial_images = _flag(taken, "stream"), _partial_images(taken)
@@ -134,41 +130,7 @@ class ImageRequest:
 
 def body_of_edit(form: Form) -> dict[str, Any]:
     """Return a form as JSON would have it, its files as Uploads. Raises InvalidRequest naming a field."""
-    body: dict[str, Any] = {}
-    stages: dict[str, dict[str, Any]] = {}
-    for name in form.texts:
-        text = form.only_text(name) or ""
-        if of_stage := _OF_STAGE.fullmatch(name):
-            stages.setdefault(of_stage[1], {})[of_stage[2]] = _typed(text)
-        elif name == "stages":
-            body[name] = _json(text)
-        else:
-            body[name] = _typed(text) if name in _TYPED else text
-    for name, files in form.files.items():
-        if name in body:
-            raise InvalidRequest("this part is given twice", field=f"{name:.64}")
-        body[name] = [Upload(data) for data in files]
-    if stages:
-        if "stages" in body:
-            raise InvalidRequest("given twice: whole, and by its parts", field="stages")
-        body["stages"] = stages
-    return body
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        return parse_body(text.encode(), _MOST_STAGES_BYTES, _MOST_STAGES_BYTES)
-    except InvalidInput as error:
-        error.field = "stages"
-        raise
-
-
-def _typed(text: str) -> str | int | float | bool:
-    if text in _FLAGS:
-        return _FLAGS[text]
-    if _NUMBER.fullmatch(text):
-        return int(text)
-    return float(text) if _FRACTION.fullmatch(text) else text
+    return body_of(form, _TYPED, _OBJECTS)
 
 
 def _sources(taken: Mapping[str, Any]) -> list[Upload]:
@@ -199,16 +161,6 @@ def _names(sources: int) -> dict[str, str]:
         name = "image" if sources == 1 else f"image.{number}"
         pictures |= {f"{_IN_MESSAGE}.{number}": name, f"{_IN_MESSAGE}.{number}.*": name}
     return {**pictures, "messages*": "prompt", "image.format": "output_format", "modalities*": "model"}
-
-
-def _own_stages(taken: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    stages = taken.get("stages", {})
-    if not isinstance(stages, Mapping):
-        raise InvalidRequest("must be an object", field="stages")
-    for name, values in stages.items():
-        if not isinstance(values, Mapping):
-            raise InvalidRequest("must be an object", field=f"stages.{name:.64}")
-    return stages
 
 
 def _set_size(taken: Mapping[str, Any], stages: StageNames) -> str:

@@ -17,6 +17,12 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "background": ("background",),
     "style": ("style",),
     "output_compression": ("output_compression",),
+    "seconds": ("seconds",),
+    "guidance_scale_2": ("guidance_scale_2",),
+    "boundary_ratio": ("boundary_ratio",),
+    "flow_shift": ("flow_shift",),
+    "fps": ("fps",),
+    "num_frames": ("num_frames",),
 }
 """A client's name → what stages call it, some so and some so."""
 
@@ -49,7 +55,20 @@ class StageNames:
     def demand(self, name: str, value: Any) -> None:
         """Set a parameter as ``set`` does. Raises InvalidRequest naming it if no stage has it."""
         if not self.set(name, value):
-            raise InvalidRequest(f"no stage of pipeline {self._pipeline.name} has it as a parameter", field=name)
+            raise self._nobody_has(name)
+
+    def demand_own(self, own: str, value: Any, name: str) -> None:
+        """Set a parameter that a client names as stages do, in an object whose field for it is ``name``.
+
+        Raises InvalidRequest naming it if no stage has it, or if the client has set another value.
+        """
+        stages = [stage for stage in self._running if stage.has_parameter(own)]
+        if not stages:
+            raise self._nobody_has(name)
+        self._set(stages, {own: value}, name)
+
+    def _nobody_has(self, name: str) -> InvalidRequest:
+        return InvalidRequest(f"no stage of pipeline {self._pipeline.name} has it as a parameter", field=name)
 
     def set_size(self, width: int, height: int) -> None:
         """Set the size, in pixels. Raises InvalidRequest naming ``size`` if no stage has one, or has another one."""
