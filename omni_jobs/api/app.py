@@ -25,6 +25,7 @@ from omni_jobs.api import (
     speech,
     stages,
     transcriptions,
+    videos,
 )
 from omni_jobs.api.services import Services
 from omni_jobs.http.browsers import KnownPages
@@ -77,7 +78,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
-    openai = (models, chat_completions, speech, transcriptions, images)
+    openai = (models, chat_completions, speech, transcriptions, images, videos)
     for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, *openai, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)

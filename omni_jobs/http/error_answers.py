@@ -127,6 +127,12 @@ def headers_of(error: OmniJobsError) -> dict[str, str]:
     return headers
 
 
+def invalid_parameter(error: RequestValidationError) -> InvalidRequest:
+    """Return the error for a parameter of a path, a query or a header. ``omni_jobs.requests`` checks the bodies."""
+    first = error.errors()[0]
+    return InvalidRequest(words_of(first), field=str(first["loc"][-1]))
+
+
 def _answer_exception(request: Request, error: Exception) -> Response:
     """Return the answer for an exception of a route, or of FastAPI and Starlette. Raise it again if it is a bug."""
     match error:
@@ -134,9 +140,8 @@ def _answer_exception(request: Request, error: Exception) -> Response:
             return _answer_of_framework(request, error)
         case ClientDisconnect():
             error = MalformedRequest("the client left")  # nobody reads it
-        case RequestValidationError():  # invalid parameters; omni_jobs.requests checks the bodies
-            first = error.errors()[0]
-            error = InvalidRequest(words_of(first), field=str(first["loc"][-1]))
+        case RequestValidationError():
+            error = invalid_parameter(error)
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             # The server was writing a file of its own: the answers of a bulk, or a part of an upload.
             error = StorageFull("no room is left on the server's disk")

@@ -31,7 +31,7 @@ def check_completed(job: JobView) -> None:
     """
     if job.status is JobState.COMPLETED:
         return
-    error = _error_of(job)
+    error = error_of(job)
     match error:
         case RequestTooLarge():
             status = error.http_status
@@ -59,7 +59,8 @@ def made_once(job_id: str, *, has_key: bool) -> Iterator[None]:
         raise JobFailure(job_id, error, error.http_status) from error
 
 
-def _error_of(job: JobView) -> OmniJobsError:
+def error_of(job: JobView) -> OmniJobsError:
+    """Return the error of a job that has not completed: why it ended, or that it goes on."""
     if not job.status.is_final:
         return StillRunning(f"job {job.id} is {job.status.value}, and goes on: GET /v1/jobs/{job.id} has its result")
     if job.status is JobState.CANCELLED:

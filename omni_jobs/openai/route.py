@@ -5,10 +5,11 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.error_answers import answer_to
+from omni_jobs.http.error_answers import answer_to, invalid_parameter
 from omni_jobs.openai.job_errors import JobFailure
 
 _OURS, _THEIRS = HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.BAD_REQUEST
@@ -31,6 +32,8 @@ class OpenAIRoute(APIRoute):
                 failed = answer_to(failure.error, failure.status, job_id=failure.job_id)
                 failed.headers["Location"] = f"{request.scope.get('root_path', '')}/v1/jobs/{failure.job_id}"
                 return failed
+            except RequestValidationError as error:
+                return answer_to(invalid_parameter(error), _THEIRS)
             except OmniJobsError as error:
                 if error.http_status != _OURS:
                     raise

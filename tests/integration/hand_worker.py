@@ -44,9 +44,11 @@ class HandWorker:
     def lose(self, claim: Claim) -> None:
         release(self.jobs, [(claim.stage_run_id, claim.attempt)], f"w-{claim.stage}")
 
-    def artifact(self, claim: Claim) -> StoredArtifact:
-        key = artifact_key(self.job_id, claim.stage, claim.attempt, "audio.wav")
-        return StoredArtifact("audio.wav", "audio/wav", self.store.put(key, [b"RIFF"]))
+    def artifact(
+        self, claim: Claim, name: str = "audio.wav", media_type: str = "audio/wav", data: bytes = b"RIFF"
+    ) -> StoredArtifact:
+        key = artifact_key(self.job_id, claim.stage, claim.attempt, name)
+        return StoredArtifact(name, media_type, self.store.put(key, [data]))
 
 
 def until_watched(jobs: Jobs, claim: Claim) -> None:

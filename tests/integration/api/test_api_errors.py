@@ -45,6 +45,7 @@ BODIES: dict[tuple[str, str], Any] = {
         "data": {"model": "echo_media", "prompt": "A boat"},
         "files": {"image": samples.image(64, 64)},
     },
+    ("POST", "/v1/videos"): {"json": {"model": "echo_media", "prompt": "A boat"}},
     ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
     **{("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}} for action in ("cancel", "retry", "delete")},
 }
@@ -81,7 +82,7 @@ def refusal(answer: httpx2.Response) -> tuple[int, str, str | None]:
 
 def path_of(route: tuple[str, str]) -> str:
     name = "echo" if "/pipelines/" in route[1] else "text.txt"
-    ids = {"job_id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"}
+    ids = {"job_id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "digits": "0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"}
     return route[1].format(**ids, name=name, stage="first", model="echo")
 
 

@@ -1,4 +1,4 @@
-"""A server whose pipeline ``echo_media`` is run by real workers, those that write text, make sound and draw."""
+"""A server whose pipeline ``echo_media`` is run by real workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ CONFIG = Path(__file__).parents[3] / "stage_configs" / "echo_media.yaml"
 
 
 @pytest.fixture(scope="session")
-def echo_media(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> Iterator[ApiServer]:
+def echo_stack(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> Iterator[EchoStack]:
     directory = tmp_path_factory.mktemp("echo_media")
     url = f"sqlite:///{directory / 'jobs.sqlite'}"
     database = Database(url)
@@ -24,11 +24,16 @@ def echo_media(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> 
     config = CONFIG.read_text(encoding="utf-8")
     stack = EchoStack(directory, url, valkey_server, options, pipeline="echo_media", config=config)
     try:
-        stack.start("answer", "sound", "picture")
-        with serve(stack.settings) as api:
-            yield api
+        stack.start("answer", "sound", "picture", "video")
+        yield stack
     finally:
         stack.close()
+
+
+@pytest.fixture(scope="session")
+def echo_media(echo_stack: EchoStack) -> Iterator[ApiServer]:
+    with serve(echo_stack.settings) as api:
+        yield api
 
 
 @pytest.fixture

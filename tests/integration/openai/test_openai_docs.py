@@ -1,5 +1,6 @@
 """The Python of docs/openai.md runs as it stands, on a real server with real workers."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,5 @@ def test_the_examples_run_as_written(
         with Image.open(tmp_path / name) as picture:
             assert picture.format == format
     assert (tmp_path / "answer.mp3").read_bytes().startswith((b"ID3", b"\xff"))
+    assert "320x192 for 2 s" in out
+    assert re.search(r"^video_[0-9a-f]{32} completed 100$", out, re.MULTILINE)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai.types import image_edit_params as edit
 from openai.types import image_generate_params as generation
+from openai.types import video_create_params as video
 from openai.types.audio import speech_create_params as speech
 from openai.types.audio import transcription_create_params as transcriptions
 from openai.types.chat import completion_create_params as chat
@@ -17,9 +18,10 @@ from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.parameters import Parameter, ParameterTable, Use
 from omni_jobs.openai.speech_parameters import SPEECH
 from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
+from omni_jobs.openai.video_parameters import VIDEOS
 from tests.docs.pages import page
 
-TABLES = (CHAT_COMPLETIONS, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS)
+TABLES = (CHAT_COMPLETIONS, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS, VIDEOS)
 TYPES = {
     CHAT_COMPLETIONS.route: (chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
     SPEECH.route: (speech.SpeechCreateParams,),
@@ -32,9 +34,11 @@ TYPES = {
         generation.ImageGenerateParamsStreaming,
     ),
     IMAGE_EDITS.route: (edit.ImageEditParamsNonStreaming, edit.ImageEditParamsStreaming),
+    VIDEOS.route: (video.VideoCreateParams,),
 }
 OTHERS = {"stages", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"} | {
     "seed", "negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale",
+    "guidance_scale_2", "boundary_ratio", "flow_shift", "fps", "num_frames", "extra_params",
 }  # fmt: skip
 """What the tables have beside the stock client's names."""
 

@@ -1,0 +1,249 @@
+"""Routes of videos, as OpenAI's clients ask for them: a job for each. No request waits for one."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from omni_jobs.api.artifact_answer import WantedPart, artifact_answer
+from omni_jobs.api.needs import Reader, Submitter
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
+from omni_jobs.errors import Conflict, Gone, InvalidRequest, NotFound
+from omni_jobs.http.body_reader import check_content_type, read_json
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.form_reader import read_form
+from omni_jobs.http.request_parameters import PlainNumber
+from omni_jobs.jobs import Detail, StoredArtifact, VideoJob
+from omni_jobs.openai.client_names import in_client_names
+from omni_jobs.openai.job_errors import error_of, made_once
+from omni_jobs.openai.route import OpenAIRoute
+from omni_jobs.openai.video import DeletedVideo, VideoList, VideoOfJob, job_id_of, poll_after_ms, video_id_of, video_of
+from omni_jobs.openai.video_request import VideoRequest, body_of_video
+from omni_jobs.pipelines.outputs import output
+from omni_jobs.requests import Submission
+from omni_jobs.requests.json_body import parse_body
+from omni_jobs.settings import Settings
+from omni_jobs.states import JobState
+from omni_jobs.tenants.caller import Caller, Scope
+from omni_jobs.views import JobView
+
+router = APIRouter(prefix="/v1/videos", tags=["openai"], route_class=OpenAIRoute)
+
+_DIGITS = re.compile(r"[0-9a-f]{32}")
+_ID = f"^video_{_DIGITS.pattern}$"
+_JSON, _FORM = "application/json", "multipart/form-data"
+_LONGEST_CANCEL_S: Final = 10.0  # a worker stops a stage run within a second or two
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": {
+        "model": {"type": "string", "description": "the pipeline's name"},
+        "prompt": {"type": "string"},
+        "seconds": {"type": "string", "examples": ["4"]},
+        "size": {"type": "string", "examples": ["832x480"]},
+    },
+    "description": "what is asked for; docs/openai.md says what becomes of each parameter",
+}
+_IN_FORM = _BODY | {"properties": _BODY["properties"] | {"input_reference": {"type": "string", "format": "binary"}}}
+
+
+async def _job_id(digits: str) -> str:  # async, because FastAPI calls other functions on a thread
+    if not _DIGITS.fullmatch(digits):
+        raise NotFound(f"there is no video 'video_{digits:.80}'", field="video_id")
+    return f"job-{digits}"
+
+
+OfVideo = Annotated[str, Depends(_job_id)]
+"""The id of the job whose video a path names."""
+
+
+@router.post(
+    "",
+    response_model=VideoOfJob,
+    responses=WAITING_ERRORS,
+    openapi_extra={
+        "requestBody": {"required": True, "content": {_FORM: {"schema": _IN_FORM}, _JSON: {"schema": _BODY}}}
+    },
+)
+async def create_video(
+    caller: Submitter, request: Request, services: ServicesDep, waiting: WaitingRequestDep
+) -> Response:
+    """Submit a job that makes a video, and answer at once. Ask for it by its id until it is `completed` or `failed`."""
+    body = await _read(request, services.settings)
+
+    names: dict[str, str] = {}
+
+    def parse() -> tuple[None, list[Submission]]:
+        sent = body.parse()
+        asked = VideoRequest.of(sent, services.pipelines)
+        names.update(asked.names)
+        return None, [Submission(asked.request, sent, body.size, caller, waiting.idempotency_key)]
+
+    with in_client_names(names):
+        _, jobs = await waiting.submitted(caller, body.text, parse)
+        [job_id] = jobs.ids
+        with made_once(job_id, has_key=jobs.has_key):
+            return await run_sync(lambda: _answer(_shown(services, _found(services, job_id, caller))))
+
+
+class _Body(NamedTuple):
+    """A body: what of it is to be parsed, how many bytes came, and what parses it."""
+
+    text: bytes | bytearray
+    size: int
+    parse: Callable[[], dict[str, Any]]
+
+
+async def _read(request: Request, settings: Settings) -> _Body:
+    most_bytes, most_text = settings.max_body_bytes, settings.max_text_bytes
+    if check_content_type(request, _FORM, _JSON) == _JSON:
+        body = await read_json(request, most_bytes)
+        return _Body(body, len(body), partial(parse_body, body, most_bytes, most_text))
+    form = await read_form(request, most_bytes, max_files=2, max_text_bytes=most_text)
+    text = form.text_bytes
+    return _Body(text, len(text) + form.file_bytes, partial(body_of_video, form))
+
+
+@router.get("", response_model=VideoList, responses=errors(400, 503))
+async def list_videos(
+    caller: Reader,
+    services: ServicesDep,
+    after: Annotated[str | None, Query(pattern=_ID, description="`last_id` of a page: what stands behind it")] = None,
+    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
+    order: Annotated[Literal["asc", "desc"], Query(description="by time: desc, the newest first")] = "desc",
+) -> Response:
+    """List the jobs that make a video, whatever they were submitted by."""
+
+    def read() -> Response:
+        page = services.jobs.video_jobs(
+            limit,
+            None if after is None else job_id_of(after),
+            oldest_first=order == "asc",
+            tenant=caller.sees,
+        )
+        videos = [_shown(services, each) for each in page.jobs]
+        first_id, last_id = (videos[0].id, videos[-1].id) if videos else (None, None)
+        return _answer(VideoList(data=videos, first_id=first_id, last_id=last_id, has_more=page.has_more))
+
+    return await services.list_threads.run(caller.sees, read)
+
+
+@router.get(
+    "/video_{digits}",
+    response_model=VideoOfJob,
+    responses={
+        200: {
+            "headers": {
+                "openai-poll-after-ms": {
+                    "description": "after how long to ask again, unless the job has ended",
+                    "schema": {"type": "integer"},
+                }
+            }
+        },
+        **errors(400, 404, 503),
+    },
+)
+def get_video(caller: Reader, job_id: OfVideo, services: ServicesDep) -> Response:
+    """Get a video: its job's state and progress."""
+    found = _found(services, job_id, caller)
+    answer = _answer(_shown(services, found))
+    after_ms = poll_after_ms(found, datetime.now(UTC))
+    if after_ms is not None:
+        answer.headers["openai-poll-after-ms"] = str(after_ms)
+    return answer
+
+
+@router.delete("/video_{digits}", response_model=DeletedVideo, responses=errors(400, 403, 404, 409, 503))
+async def delete_video(caller: Submitter, job_id: OfVideo, request: Request, services: ServicesDep) -> Response:
+    """Delete a video with its job and all its data. A job that has not ended is cancelled first.
+
+    409 while a worker still stops it, which takes longer than 10 s only where the worker hangs: delete it again.
+    """
+    jobs = services.jobs
+    await run_sync(_found, services, job_id, caller)
+    if not (await run_sync(jobs.cancel, job_id, caller.sees)).is_final:
+        connection = request.scope["state"].get("connection")
+        await services.watch.until_ended(job_id, _LONGEST_CANCEL_S, caller.sees, connection)
+    try:
+        await run_sync(jobs.delete, job_id, caller.sees)
+    except Conflict:
+        error = Conflict("the video is being cancelled: delete it again in a moment", field="video_id")
+        error.retryable = True
+        raise error from None
+    return _answer(DeletedVideo(id=video_id_of(job_id)))
+
+
+@router.get(
+    "/video_{digits}/content",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "The whole video", "content": {"application/octet-stream": {}}},
+        206: {"description": "The part that Range names"},
+        304: {"description": "The client has it: If-None-Match"},
+        307: {"description": "The store has it at this URL, for a short time"},
+        **errors(400, 404, 409, 410, 416, 503),
+    },
+)
+async def get_video_content(
+    caller: Reader,
+    job_id: OfVideo,
+    request: Request,
+    services: ServicesDep,
+    part: Annotated[WantedPart, Depends()],
+    variant: Annotated[
+        Literal["video", "thumbnail", "spritesheet"], Query(description="video; there are no others of a job")
+    ] = "video",
+) -> Response:
+    """Get the file of a completed video, or a single range of its bytes.
+
+    409 while there is none yet, or where the job made none. 410 once its time to live is over.
+    """
+    if variant != "video":
+        raise InvalidRequest(f"there is no {variant}: only the video itself is kept", field="variant")
+
+    def answer() -> Response:
+        artifact = _made(services, _found(services, job_id, caller).job, caller)
+        return artifact_answer(services, artifact, part, request, caller.sees)
+
+    return await services.artifact_threads.run(caller.sees, answer)
+
+
+def _found(services: Services, job_id: str, caller: Caller) -> VideoJob:
+    """Return the job of a video as the caller may see it. Raises NotFound, naming the video."""
+    detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
+    try:
+        return services.jobs.video_job(job_id, caller.sees, detail=detail)
+    except NotFound:
+        raise NotFound(f"there is no video {video_id_of(job_id)!r}", field="video_id") from None
+
+
+def _shown(services: Services, made: VideoJob) -> VideoOfJob:
+    return video_of(made, services.pipelines.get(made.job.pipeline), services.settings.keep_artifacts_s)
+
+
+def _made(services: Services, job: JobView, caller: Caller) -> StoredArtifact:
+    """Return the artifact that is the video. Raises Conflict while, or because, there is none, and Gone after its time.
+
+    Another output of the job may have failed, or still be made.
+    """
+    kind = output("video")
+    names = {kind.artifact_name(format) for format in kind.formats}
+    name = next((artifact.name for artifact in job.artifacts if artifact.name in names), None)
+    if name is not None:
+        return services.jobs.artifact(job.id, name, caller.sees)
+    if job.status is JobState.COMPLETED:
+        raise Gone("the video is not kept any longer", field="video_id")
+    why = f"the video failed: {error_of(job).message}" if job.status.is_final else "the video is not made yet"
+    raise Conflict(why, field="video_id")
+
+
+def _answer(shown: BaseModel) -> Response:
+    """Return a view as JSON. Call this on a thread."""
+    return Response(shown.model_dump_json(), media_type=_JSON)
