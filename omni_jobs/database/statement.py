@@ -120,7 +120,7 @@ class BulkStatement:
             return 0
         if tx.dialect.name == "sqlite":
             sql, in_order = self._of_sqlite(tx.dialect)
-            return tx.exec_driver_sql(sql, list(map(in_order, rows))).rowcount
+            return _execute_many_on_sqlite(tx, sql, list(map(in_order, rows)))
         of_all, parameters = self.call(rows)
         return len(of_all.rows(tx, parameters))
 
@@ -217,6 +217,17 @@ def _execute_on_sqlite(tx: Connection, statement: Statement, parameters: Mapping
     compiled = statement.compiled(tx.dialect)
     cursor: Any = tx.connection.cursor()
     return cursor.execute(compiled.text, [parameters[each] for each in compiled.parameters])
+
+
+def _execute_many_on_sqlite(tx: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Execute a statement for each of these rows, and return how many rows of the table changed."""
+    cursor: Any = tx.connection.cursor()
+    try:
+        return cursor.executemany(sql, rows).rowcount  # type: ignore[no-any-return]
+    except _errors(tx) as error:
+        _give_up(tx, sql, error)
+    finally:
+        cursor.close()
 
 
 def _execute_on_postgresql(tx: Connection, calls: Sequence[BoundStatement]) -> list[Any]:
