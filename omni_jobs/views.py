@@ -4,7 +4,7 @@ Imports pydantic alone, because the client needs neither a database nor a server
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -128,6 +128,52 @@ class ProgressView(_View):
     picture: str | None = None  # the newest preview while the stage runs, a data URL; for jobs that asked for previews
 
 
+class UsageView(_View):
+    """What was used: by all attempts that have ended, and of tokens, sound and pictures by those that succeeded."""
+
+    attempts: int = 0  # whatever their end
+    worker_s: float = 0.0  # seconds from their claims to their ends, in which each took a slot of a worker
+    device_s: float = 0.0  # of those, their shares of the seconds in which an engine was busy, times its devices
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    heard_s: float = 0.0  # seconds of the recordings that were transcribed
+    sound_s: float = 0.0  # seconds of sound that were made
+    pictures: int = 0
+    frames: int = 0  # of videos
+
+
+def sum_usage(parts: Iterable[Mapping[str, float]]) -> UsageView:
+    """Return the sum of what was used, given as mappings from the fields of ``UsageView`` to amounts."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    rounded: dict[str, Any] = {
+        name: int(amount) if UsageView.model_fields[name].annotation is int else round(amount, 6)
+        for name, amount in total.items()
+    }
+    return UsageView(**rounded)
+
+
+class UsageRow(_View):
+    """What was used, of the rows that have these in common; null: of any."""
+
+    day: date | None = None  # UTC, on which the attempts ended
+    tenant: str | None = None
+    pipeline: str | None = None
+    stage: str | None = None
+    usage: UsageView
+
+
+class UsageReport(_View):
+    """What was used in some days, by what was asked for, and in sum."""
+
+    first_day: date
+    last_day: date
+    rows: list[UsageRow]
+    total: UsageView
+
+
 class StageRunView(_View):
     """A stage run: one stage of one job."""
 
@@ -143,6 +189,7 @@ class StageRunView(_View):
     worker: str | None
     errors: list[AttemptErrorView]
     finish_reason: str | None = None  # of a succeeded stage that makes tokens: stop, or length at its limit
+    usage: UsageView | None = None  # of its attempts that have ended, also before a retry; null: there is none
 
 
 class EstimateView(_View):
@@ -234,6 +281,7 @@ class JobView(_View):
     retries: int = 0  # how often its user retried it after its end
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL  # among its tenant's jobs
+    usage: UsageView | None = None  # the sum of its stages'; null: no attempt has ended
 
     @property
     def made(self) -> dict[str, Any]:

@@ -233,6 +233,8 @@ class StageRunRow(Base):
     warnings: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: [{code, message}]; None: none
     # StoredSnapshot.to_json: where the next attempt goes on. Set while it runs, kept over attempts, gone with its end.
     snapshot: Mapped[Any | None] = mapped_column(JsonText)
+    # {name of UsageView: amount}: of all attempts that have ended, also before a retry. Written by each end.
+    usage: Mapped[Any | None] = mapped_column(JsonText)
 
 
 class AttemptErrorRow(Base):
@@ -533,6 +535,31 @@ class StoredBytesRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     part: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     bytes: Mapped[int] = mapped_column(BigInteger)  # of one part it may be below 0
+
+
+class UsageDayRow(Base):
+    """The row of what a stage's attempts that ended on one day have used, of one tenant's jobs.
+
+    ``omni_jobs.jobs.keep.usage`` explains it. Of one day there are several, as of stored bytes. All amounts are floats,
+    because no sum of those overflows.
+    """
+
+    __tablename__ = "usage_days"
+
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    day: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, index=True)  # since 1970, UTC
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
+    part: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    attempts: Mapped[float] = mapped_column(Double)  # this and all that follow: the fields of UsageView
+    worker_s: Mapped[float] = mapped_column(Double)
+    device_s: Mapped[float] = mapped_column(Double)
+    prompt_tokens: Mapped[float] = mapped_column(Double)
+    completion_tokens: Mapped[float] = mapped_column(Double)
+    heard_s: Mapped[float] = mapped_column(Double)
+    sound_s: Mapped[float] = mapped_column(Double)
+    pictures: Mapped[float] = mapped_column(Double)
+    frames: Mapped[float] = mapped_column(Double)
 
 
 Base.registry.configure()  # all rows, as the module is loaded: else the first query of a process does it

@@ -3,6 +3,7 @@
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
+from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
@@ -40,6 +41,8 @@ from omni_jobs.new_job import NewJob, NewStage, new_job_id
 
 __all__ = [
     "ABANDONED_S",
+    "AMOUNTS",
+    "GROUPS",
     "WATCHED_S",
     "Claim",
     "Claims",

@@ -19,6 +19,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.rescue import DatabasePresence
+from omni_jobs.jobs.keep import usage
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
@@ -221,6 +222,7 @@ class Jobs:
     garbage = _reads(garbage)
     forget_garbage = _writes(forget_garbage)
     orphans = _reads(orphans)
+    prune_usage = _writes(usage.prune)
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
@@ -241,6 +243,7 @@ class Jobs:
     backlog = _reads(queued_jobs)
     jobs_in_progress = _reads(jobs_in_progress)
     media_bytes = _reads(media_bytes)
+    usage = _reads(usage.report)
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
     workers = _reads(lease.workers)

@@ -181,6 +181,8 @@ class Completion:
     result: Mapping[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None  # why the model ended its tokens: "stop", "length"
     warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: shown to the user with the job
+    made: Mapping[str, float] = field(default_factory=dict)  # amounts by the fields of UsageView: tokens, pictures, …
+    device_s: float = 0.0  # the attempt's share of the time in which the engine was busy, times its devices
     result_json: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -215,6 +217,7 @@ class Failure:
     attempt: int
     worker_id: str
     error: OmniJobsError
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,7 @@ class Release:
     stage_run_id: int
     attempt: int
     worker_id: str
+    device_s: float = 0.0
 
 
 Report = Completion | Failure | Release

@@ -1,6 +1,7 @@
 """The pruner: it deletes what was kept long enough, first in SQL and then in the object store. One round
 
-    hastens   at the start and with each sweep: makes due what a shortened retention keeps no longer
+    hastens   at the start and with each sweep: makes due what a shortened retention keeps no longer; and deletes what
+              tenants used on days of long ago
     prunes    deletes in SQL what is due, and notes its objects as garbage
     collects  deletes these objects, then the notes
     sweeps    now and then: lists the whole store and deletes the objects that no row refers to (orphans), such as
@@ -48,6 +49,7 @@ class PrunerPass:
     objects: int = 0  # objects that were noted as garbage
     orphans: int = 0  # objects that no row referred to
     sessions: int = 0  # of browsers, that had ended
+    days: int = 0  # of long ago, with what a stage used of one tenant's
 
 
 class Pruner(Rounds):
@@ -60,6 +62,7 @@ class Pruner(Rounds):
         self._jobs = jobs
         self._store = store
         self._retention = Retention.of(settings)
+        self._keep_usage_s = settings.keep_usage_s
         self._sweep_every_s = settings.sweep_every_s
         self._orphan_after_s = settings.orphan_after_s
         # The kinds of owners of objects, by the beginning of their keys: what tells the orphans among such keys.
@@ -73,6 +76,7 @@ class Pruner(Rounds):
     def _work(self) -> None:
         if time.monotonic() >= self._hasten_at:
             self.hasten()
+            self._jobs.prune_usage(self._keep_usage_s)
             self._hasten_at = time.monotonic() + self._sweep_every_s
         pruned = self.prune()
         objects = self.collect()
@@ -90,7 +94,8 @@ class Pruner(Rounds):
         pruned = self.prune()._asdict()
         del pruned["checked"]
         objects, orphans = self.collect(), sum(self.sweep())
-        return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions())
+        days = self._jobs.prune_usage(self._keep_usage_s)
+        return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions(), days=days)
 
     # Prune
 

@@ -142,6 +142,13 @@ def test_a_transcript_has_its_times_and_its_subtitles(client: Client) -> None:
     assert job.result is not None
     (transcript,) = job.result["transcripts"]["listen"]
     assert transcript["language"] == "en"
+    made, heard = spoken.stages[-1].usage, job.stages[0].usage
+    assert made is not None
+    assert heard is not None
+    assert made.sound_s == pytest.approx(transcript["duration_s"], abs=0.001)
+    assert heard.heard_s == pytest.approx(transcript["duration_s"], abs=0.001)
+    for each in (made, heard):  # models on the CPU, which is one device
+        assert 0 < each.device_s <= each.worker_s
     assert 1 < transcript["duration_s"] < 6
     words = [word for segment in transcript["segments"] for word in segment["words"]]
     assert len(words) == 4

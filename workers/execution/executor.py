@@ -184,7 +184,8 @@ class Executor:
                 observed.loaded()
                 output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
                 observed.ran()
-                completion = snapshots.warn(await self._handoff.store(claim, stage_input, output))
+                device_s = self._llm.device_time.of(claim.stage_run_id)
+                completion = snapshots.warn(await self._handoff.store(claim, stage_input, output, device_s))
                 observed.stored(completion)
             result = await self._complete(run, completion)
         except Fenced:
@@ -231,6 +232,7 @@ class Executor:
 
     def _forget(self, run: _InFlight, result: RunResult) -> None:
         del self._in_flight[run.claim.stage_run_id]
+        self._llm.device_time.forget(run.claim.stage_run_id)
         self.slots.free(run.claim)
         self.ended += 1
         self._watch.end(run.claim.stage_run_id)

@@ -123,11 +123,14 @@ class HandOff:
 
     # Store.
 
-    async def store(self, claim: Claim, stage_input: StageInput[Any], output: OmniModelRunnerOutput) -> Completion:
+    async def store(
+        self, claim: Claim, stage_input: StageInput[Any], output: OmniModelRunnerOutput, device_s: float = 0.0
+    ) -> Completion:
         """Store an output's payload and artifacts, and return the completion, which the ledger is to record.
 
-        The output's hidden states are freed in any case. Raises StorageError, PayloadTooLarge, and StageError or
-        PayloadError for an output that cannot be encoded; objects stored until then are deleted.
+        ``device_s``: the seconds on devices that the attempt has had. The output's hidden states are freed in any
+        case. Raises StorageError, PayloadTooLarge, and StageError or PayloadError for an output that cannot be encoded;
+        objects stored until then are deleted.
         """
         free: Callable[[], None] | None = None
         try:
@@ -136,7 +139,7 @@ class HandOff:
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
             # To encode artifacts takes long. It has threads of its own, so that no load waits for it.
             result = await self._encoding.run(finish) if self._stage.makes_artifacts else finish()
-            store = partial(self._store_objects, claim, result)
+            store = partial(self._store_objects, claim, result, device_s)
             is_large = result.payload is not None and result.payload.nbytes > self._inline_bytes
             if not is_large and not result.artifacts:
                 return store()
@@ -146,7 +149,7 @@ class HandOff:
             if free is not None:
                 free()
 
-    def _store_objects(self, claim: Claim, result: StageResult) -> Completion:
+    def _store_objects(self, claim: Claim, result: StageResult, device_s: float) -> Completion:
         """Store the artifacts, and the payload unless it is small enough for SQL; return the completion."""
         payload, size = result.payload, 0 if result.payload is None else result.payload.nbytes
         key, most = payload_key(claim.job_id, claim.stage, claim.attempt), self._stage.config.max_payload_bytes
@@ -176,6 +179,8 @@ class HandOff:
                 result=result.result,
                 finish_reason=result.finish_reason,
                 warnings=result.warnings,
+                made=result.made,
+                device_s=device_s,
             )
         except Exception:
             delete_unrecorded(self._store, stored)

@@ -67,7 +67,9 @@ class RunEnds:
         error = self._hang_error(reason)
         return self._ledger.give_up(
             [
-                Failure(*attempt, self._worker_id, error) if attempt in failed else Release(*attempt, self._worker_id)
+                Failure(*attempt, self._worker_id, error, self._device_s(attempt[0]))
+                if attempt in failed
+                else Release(*attempt, self._worker_id, self._device_s(attempt[0]))
                 for attempt in attempts
             ]
         )
@@ -83,7 +85,8 @@ class RunEnds:
         if engine_dead:
             # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()
-        failure = Failure(claim.stage_run_id, claim.attempt, self._worker_id, error)
+        device_s = self._device_s(claim.stage_run_id)
+        failure = Failure(claim.stage_run_id, claim.attempt, self._worker_id, error, device_s)
         result = await self._record(failure, RunResult("failed", error))
         if engine_dead:
             self._on_broken("the engine is gone")
@@ -91,7 +94,11 @@ class RunEnds:
 
     async def hand_back(self, claim: Claim) -> RunResult:
         """Queue a stage run again, or end it if its job is to stop, and return the result. Nothing is counted."""
-        return await self._record(Release(claim.stage_run_id, claim.attempt, self._worker_id), RELEASED)
+        device_s = self._device_s(claim.stage_run_id)
+        return await self._record(Release(claim.stage_run_id, claim.attempt, self._worker_id, device_s), RELEASED)
+
+    def _device_s(self, stage_run_id: int) -> float:
+        return self._llm.device_time.of(stage_run_id)
 
     async def _record(self, report: Failure | Release, result: RunResult) -> RunResult:
         """Report an end, and return the result, LOST if nothing is recorded."""

@@ -13,6 +13,7 @@ from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts.renderers import checkpoint_of
 from omni_jobs.settings import Settings
+from workers.execution.device_time import DeviceTime
 from workers.runners import create_runner
 from workers.runners.contained import Contained
 from workers.runners.model_threads import ModelThreads
@@ -38,11 +39,13 @@ class StageLLM:
     def __init__(self, stage: Stage, runner: Runner, cuda_devices: Iterable[int] = ()) -> None:
         """Join a stage with the runner of its kind; nothing is loaded yet.
 
-        ``cuda_devices`` are the indices of the CUDA devices on which the runner will load its model.
+        ``cuda_devices`` are the indices of the CUDA devices on which the runner will load its model. A model without
+        any counts as one on one device, such as the CPU, and a stage without a model as one without a device.
         """
         self.stage = stage
         self.runner = runner
         self.cuda_devices = tuple(cuda_devices)
+        self.device_time = DeviceTime(0 if stage.model is None else len(self.cuda_devices) or 1)
         self._resumable = runner if isinstance(runner, ResumableRunner) else None
         self._telling = runner if isinstance(runner, TellingRunner) else None
         self._prompts = ModelThreads(_PROMPT_THREADS, stage.name)  # of its input processor
@@ -126,9 +129,10 @@ class StageLLM:
             stage_run = CURRENT_RUN.get()
             self._running[stage_run] = self._running.get(stage_run, 0) + 1
             try:
-                if snapshots is not None and self._resumable is not None:
-                    return await self._resumable.run(prompt, progress, snapshots)
-                return await self.runner.run(prompt, progress)
+                with self.device_time.taken_by(stage_run):
+                    if snapshots is not None and self._resumable is not None:
+                        return await self._resumable.run(prompt, progress, snapshots)
+                    return await self.runner.run(prompt, progress)
             except ModelError as error:
                 if error.field is not None:  # of the prompt, which no longer knows the payload's key
                     error.key = error.key or stage_input.upstream_key

@@ -22,6 +22,7 @@ from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_object
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from workers.stages.engine_args import OmniModelConfig
+from workers.stages.made import made_by
 from workers.stages.output_check import check_output
 from workers.stages.types import Artifact, EnginePrompt, OmniModelRunnerOutput, StageInput, StageResult, convert_tensors
 
@@ -141,12 +142,14 @@ class Stage:
         """
         with self.named_in_errors():
             check_output(output, self.name, self._artifact_names)
+            result = self._result_of(output, stage_input)
             return StageResult(
                 payload=self.payload_of(output, stage_input, attempt) if stage_input.has_successors else None,
                 artifacts=self._artifacts_of(output, stage_input),
-                result=self._result_of(output, stage_input),
+                result=result,
                 finish_reason=output.finish_reason,
                 warnings=self._warnings_of(output, stage_input),
+                made=made_by(output, result.get("usage", {}).get(self.name, {})),
             )
 
     def payload_of(self, output: OmniModelRunnerOutput, stage_input: StageInput[Any], attempt: int) -> Payload:

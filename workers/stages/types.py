@@ -206,3 +206,4 @@ class StageResult(NamedTuple):
     result: Mapping[str, Any]  # the stage's part of the job's ``result``: JSON, small
     finish_reason: str | None  # "stop" | "length"; None for stages without tokens
     warnings: Sequence[Mapping[str, str]]  # for the user: {code, message} each
+    made: Mapping[str, float] = _NOTHING  # how much was made and heard, by the fields of ``UsageView``

@@ -7,7 +7,7 @@ snapshots, events, errors (``retry_job``).
 
 Every transaction that stores or deletes one of these adds the difference to a row of its tenant. A tenant has several
 such rows, one for each part of the processes, because transactions that change the same row wait for each other. These
-rows are locked last of all, sorted by tenant, and who holds one waits for nothing.
+rows are locked after all others but those of usage, sorted by tenant, and who holds one waits for those alone.
 """
 
 import os
@@ -27,13 +27,19 @@ STAGE_RUN_ROW: Final = 512
 LABEL_ROW: Final = 256
 """The same of a name and value of a job's metadata, by which lists find the job."""
 
-_PARTS: Final = 16
+PARTS: Final = 16
+"""The most rows that a tenant has, because so many processes add to rows of their own."""
 ADD_STORED_BYTES = _sql.bulk("add_stored_bytes", "tenant part bytes")
+
+
+def own_part() -> int:
+    """Return the part of the processes to which this one belongs."""
+    return os.getpid() % PARTS
 
 
 def rows_to_add(changes: Mapping[str, int]) -> list[tuple[str, int, int]]:
     """Return the rows of ADD_STORED_BYTES for these changes in bytes, by tenant."""
-    part = os.getpid() % _PARTS
+    part = own_part()
     return [(tenant, part, change) for tenant, change in sorted(changes.items()) if change]
 
 

@@ -59,13 +59,13 @@ def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]]
         case Completion() if transition.is_active(run):
             return _note_completion(transition, run, report, names)
         case Completion():
-            transition.hand_back(run)
+            transition.hand_back(run, report.device_s)
             return False
         case Failure():
-            transition.fail(run, report.error)
+            transition.fail(run, report.error, report.device_s)
             return True
         case Release():
-            transition.hand_back(run)
+            transition.hand_back(run, report.device_s)
             return True
 
 
@@ -85,7 +85,8 @@ def _note_completion(transition: JobTransition, run: Run, completion: Completion
     new = [artifact.name for artifact in completion.artifacts]
     taken = sorted({name for name in new if (run.job_id, name) in names or new.count(name) > 1})
     if taken:
-        transition.fail(run, StageError(f"artifact {taken[0]!r} is there already", stage=run.stage, key=taken[0]))
+        error = StageError(f"artifact {taken[0]!r} is there already", stage=run.stage, key=taken[0])
+        transition.fail(run, error, completion.device_s)
         return False
     names.update((run.job_id, name) for name in new)
     transition.succeed(run, completion)

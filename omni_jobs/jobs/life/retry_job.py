@@ -36,7 +36,7 @@ KEPT_ATTEMPTS: Final = 100
 _RETRIED = "job.retried"
 
 # All that claims, reports and progress write, except the attempt, which goes on, and the snapshot, which an end drops.
-# A column that ``complete_if_running`` writes belongs here, too.
+# A column that ``complete_if_running`` writes belongs here, too; but the usage, which adds up over all attempts.
 _START_OVER = (
     update(StageRunRow)
     .where(StageRunRow.id.in_(bindparam("ids", expanding=True)))

@@ -38,6 +38,8 @@ class Run:
     payload_gone: bool = False  # deleted
     reason: str | None = None  # why it waits, if not for its turn
     snapshot: StoredSnapshot | None = None  # the newest; None: there is none
+    started_at: float | None = None  # when it was claimed last
+    usage: dict[str, float] | None = None  # of its attempts that have ended
 
     @property
     def has_payload(self) -> bool:

@@ -1,7 +1,7 @@
 """``JobTransition``: changes some jobs under a lock. Every end of a running stage run goes through here.
 
 The lock order is the same everywhere: worker rows, then job rows by id, then stage runs by id, then tenants by name,
-then their rows of stored bytes.
+then their rows of stored bytes, then those of usage.
 Whoever ends a running stage run holds its job's lock, so two inputs of one stage that end at once queue that stage
 once. A claim takes no lock of a job that it must wait for. Claims and progress skip rows that are locked, so they wait
 for nobody.
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from omni_jobs.database.statement import BulkStatement, Rows, Statements, execute_pipelined, listed, run_all
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
-from omni_jobs.jobs.keep import stored_bytes
+from omni_jobs.jobs.keep import stored_bytes, usage
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.keep.retention import leaves_no_payloads
 from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
@@ -31,10 +31,10 @@ _sql = Statements(__file__)
 # The names say the guard: _COMPLETE_IF_RUNNING changes a stage run only while it runs the row's attempt.
 _COMPLETE_IF_RUNNING = _sql.bulk(
     "complete_if_running",
-    "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at",
+    "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at usage",
 )
-_END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at")
-_REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason")
+_END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at usage")
+_REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason usage")
 SET_SNAPSHOT_IF_HELD = _sql.bulk("set_snapshot_if_held", "stage_run held_attempt worker snapshot")
 QUEUE_IF_PENDING = _sql.bulk("queue_if_pending", "stage_run at")
 _SET_JOB = _sql.bulk("set_job", "job state ending error error_code at prune_at no_payloads")
@@ -46,11 +46,12 @@ _ENDS = (_COMPLETE_IF_RUNNING, _END_IF_RUNNING, _REQUEUE_IF_RUNNING)
 _WRITTEN = (
     *_ENDS,
     *(_SET_JOB, INSERT_EVENT, _INSERT_ERROR, _INSERT_ARTIFACT, QUEUE_IF_PENDING, _FORGET_PAYLOAD),
-    *(INSERT_GARBAGE, stored_bytes.ADD_STORED_BYTES),
+    *(INSERT_GARBAGE, stored_bytes.ADD_STORED_BYTES, usage.ADD_USAGE),
 )
 """The statements of ``write`` in their order."""
 
 _NO_FAILURES: Mapping[str, int] = MappingProxyType({})
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 _HARM = {"worker_lost": "were lost", "fenced": "were cut off from their leases"}  # beyond the limit: quarantined
 _JOB_STATES = {state.value: state for state in JobState}
 _STAGE_RUN_STATES = {state.value: state for state in StageRunState}
@@ -86,8 +87,10 @@ class JobTransition:
         self.now: float = jobs[0][-1] if jobs else 0.0
         self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, *_ in jobs}
         self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, *_ in jobs if ending is not None}
-        self._tenants: dict[str, str] = {job_id: tenant for job_id, *_, tenant, _ in jobs}
+        self._tenants: dict[str, str] = {job_id: tenant for job_id, _, _, tenant, *_ in jobs}
+        self._pipelines: dict[str, str] = {job_id: pipeline for job_id, *_, pipeline, _ in jobs}
         self._stored_bytes: Counter[str] = Counter()  # the changes of what tenants keep stored
+        self._used: usage.Used = {}
         self.states: dict[str, JobState] = dict(self._stored_states)
         self.runs: dict[int, Run] = {}
         self._runs_of_job: dict[str, list[Run]] = {}
@@ -143,6 +146,7 @@ class JobTransition:
     def succeed(self, run: Run, completion: Completion) -> None:
         """Note that a running stage run of an active job has succeeded."""
         run.state = StageRunState.SUCCEEDED
+        self._use(run, completion.device_s, completion.made)
         self._drop_snapshot(run)
         ref = completion.payload
         run.payload_bytes = completion.payload_bytes
@@ -159,6 +163,7 @@ class JobTransition:
                 completion.finish_reason,
                 encode_json([dict(each) for each in completion.warnings]) if completion.warnings else None,
                 self.now,
+                _json_or_none(run.usage),
             )
         )
         stored = len(completion.result_json) + completion.payload_bytes
@@ -169,8 +174,9 @@ class JobTransition:
             for artifact in completion.artifacts
         ]
 
-    def fail(self, run: Run, error: OmniJobsError) -> None:
+    def fail(self, run: Run, error: OmniJobsError, device_s: float = 0.0) -> None:
         """Note the error of a running stage run: it is queued again, or fails its job, or is cancelled with it."""
+        self._use(run, device_s)
         retry_class = error.retry_class or "other"
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
         details = error.to_dict()
@@ -191,15 +197,26 @@ class JobTransition:
             self._job_errors[run.job_id] = details
             self._end(run, StageRunState.FAILED)
 
-    def hand_back(self, run: Run) -> None:
+    def hand_back(self, run: Run, device_s: float = 0.0) -> None:
         """Note that a running stage run ended without a result or an error, which counts as no failure.
 
         It is queued again, or cancelled if its job is not active any more.
         """
+        self._use(run, device_s)
         if self.is_active(run):
             self._requeue(run, 0.0)
         else:
             self._end(run, StageRunState.CANCELLED)
+
+    def _use(self, run: Run, device_s: float, made: Mapping[str, float] = _NOTHING) -> None:
+        """Note what an attempt that ends has used."""
+        began = self.now if run.started_at is None else run.started_at
+        used = usage.of_attempt(self.now - began, device_s, made)
+        usage.note(self._used, (self._tenants[run.job_id], self._pipelines[run.job_id], run.stage), used)
+        if run.usage is None:
+            run.usage = used
+        else:
+            usage.add(used, run.usage)
 
     def _requeue(self, run: Run, delay_s: float) -> None:
         run.state = StageRunState.QUEUED
@@ -207,14 +224,18 @@ class JobTransition:
         due = self.now + delay_s
         reason = "retry_backoff" if delay_s else None
         apart = "" if is_last_chance(run.failures, run.retries) else None
-        self._rows[_REQUEUE_IF_RUNNING].append((run.id, run.attempt, _failures_json(run), due, apart, reason))
+        self._rows[_REQUEUE_IF_RUNNING].append(
+            (run.id, run.attempt, _json_or_none(run.failures), due, apart, reason, _json_or_none(run.usage))
+        )
         if not delay_s:
             self._requeued_at_once.append(run)
 
     def _end(self, run: Run, state: StageRunState) -> None:
         run.state = state
         self._drop_snapshot(run)
-        self._rows[_END_IF_RUNNING].append((run.id, run.attempt, state.value, _failures_json(run), self.now))
+        self._rows[_END_IF_RUNNING].append(
+            (run.id, run.attempt, state.value, _json_or_none(run.failures), self.now, _json_or_none(run.usage))
+        )
 
     def _drop_snapshot(self, run: Run) -> None:
         """Note the snapshots of a stage run that ends as garbage; the statement of its end clears them in the row."""
@@ -301,6 +322,7 @@ class JobTransition:
             self._stored_bytes[self._tenants[run.job_id]] -= run.payload_bytes or 0
         if not self._quota_tenants:  # jobs that end let in others, and tenants' rows are locked before stored bytes
             rows[stored_bytes.ADD_STORED_BYTES] += stored_bytes.rows_to_add(self._stored_bytes)
+            rows[usage.ADD_USAGE] += usage.rows_to_add(self._used, self.now)
         run_all(self._tx, list(rows.items()), exact=len(_ENDS))
 
     def _end_quota(self) -> None:
@@ -314,6 +336,7 @@ class JobTransition:
             self._let_in = quota.leave(self._tx, ended)
         if self._quota_tenants:
             stored_bytes.add(self._tx, self._stored_bytes)
+            usage.ADD_USAGE.run(self._tx, usage.rows_to_add(self._used, self.now))
 
     def _unneeded_payloads(self) -> list[Run]:
         """Return the stage runs with payloads that no stage needs any more.
@@ -339,7 +362,7 @@ class JobTransition:
 def _run(row: Sequence[Any]) -> Run:
     """Make a Run of the columns of ``stage_runs_of_jobs``, without the last one, the tenant of its job's quota."""
     id_, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, ref, *more = row
-    gone, reason, snapshot = more
+    gone, reason, snapshot, started_at, used = more
     return Run(
         id_,
         job_id,
@@ -356,8 +379,10 @@ def _run(row: Sequence[Any]) -> Run:
         payload_gone=gone,
         reason=reason,
         snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
+        started_at=started_at,
+        usage=None if used is None else decode_json(used),
     )
 
 
-def _failures_json(run: Run) -> str | None:
-    return encode_json(run.failures) if run.failures else None
+def _json_or_none(counts: Mapping[str, float] | None) -> str | None:
+    return encode_json(counts) if counts else None

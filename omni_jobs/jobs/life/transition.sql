@@ -1,5 +1,5 @@
 -- job_locks: what a transition reads of a job as it locks it.
-SELECT id, state, ending, tenant, {now} FROM jobs
+SELECT id, state, ending, tenant, pipeline, {now} FROM jobs
 
 -- lock_jobs: locks jobs in the order of their ids.
 {job_locks} WHERE id {names} ORDER BY id {lock}
@@ -10,7 +10,7 @@ SELECT id, state, ending, tenant, {now} FROM jobs
 -- stage_run_columns: what a transition reads of a stage run.
 -- The rows have no order, because for one the planner might walk the whole primary key.
 SELECT id, job_id, stage, queue, inputs, state, attempt, failures, retries, owner, payload_bytes, payload_ref,
-       payload_gone, reason, snapshot,
+       payload_gone, reason, snapshot, started_at, usage,
        CASE position WHEN 0 THEN (SELECT tenant FROM quota_jobs WHERE job_id = stage_runs.job_id) END
 FROM stage_runs
 
@@ -32,40 +32,43 @@ id = :stage_run AND attempt = :held_attempt AND state || '' = 'running'
 UPDATE stage_runs
 SET state = 'succeeded', result = given.result, payload_ref = given.payload_ref,
     payload_inline = decode(given.payload_inline, 'hex'), payload_bytes = given.payload_bytes,
-    finish_reason = given.finish_reason, warnings = given.warnings, finished_at = given.at, snapshot = NULL
+    finish_reason = given.finish_reason, warnings = given.warnings, finished_at = given.at, snapshot = NULL,
+    usage = given.usage
 FROM {rows} AS given(stage_run bigint, held_attempt integer, result text, payload_ref text, payload_inline text,
-                     payload_bytes bigint, finish_reason text, warnings text, at double precision)
+                     payload_bytes bigint, finish_reason text, warnings text, at double precision, usage text)
 WHERE {is_running}
 RETURNING 1
 -- sqlite
 UPDATE stage_runs
 SET state = 'succeeded', result = :result, payload_ref = :payload_ref, payload_inline = :payload_inline,
     payload_bytes = :payload_bytes, finish_reason = :finish_reason, warnings = :warnings, finished_at = :at,
-    snapshot = NULL
+    snapshot = NULL, usage = :usage
 WHERE {is_running}
 
 -- end_if_running: ends running stage runs otherwise.
 -- postgresql
-UPDATE stage_runs SET state = given.state, failures = given.failures, finished_at = given.at, snapshot = NULL
-FROM {rows} AS given(stage_run bigint, held_attempt integer, state text, failures text, at double precision)
+UPDATE stage_runs
+SET state = given.state, failures = given.failures, finished_at = given.at, snapshot = NULL, usage = given.usage
+FROM {rows} AS given(stage_run bigint, held_attempt integer, state text, failures text, at double precision, usage text)
 WHERE {is_running}
 RETURNING 1
 -- sqlite
-UPDATE stage_runs SET state = :state, failures = :failures, finished_at = :at, snapshot = NULL WHERE {is_running}
+UPDATE stage_runs SET state = :state, failures = :failures, finished_at = :at, snapshot = NULL, usage = :usage
+WHERE {is_running}
 
 -- requeue_if_running: queues running stage runs again.
 -- postgresql
 UPDATE stage_runs
 SET state = 'queued', owner = NULL, failures = given.failures, due = given.due, apart = given.apart,
-    queue_deadline = given.due + queue_limit_s, reason = given.reason, progress = NULL
+    queue_deadline = given.due + queue_limit_s, reason = given.reason, progress = NULL, usage = given.usage
 FROM {rows} AS given(stage_run bigint, held_attempt integer, failures text, due double precision, apart text,
-                     reason text)
+                     reason text, usage text)
 WHERE {is_running}
 RETURNING 1
 -- sqlite
 UPDATE stage_runs
 SET state = 'queued', owner = NULL, failures = :failures, due = :due, apart = :apart,
-    queue_deadline = :due + queue_limit_s, reason = :reason, progress = NULL
+    queue_deadline = :due + queue_limit_s, reason = :reason, progress = NULL, usage = :usage
 WHERE {is_running}
 
 -- set_snapshot_if_held: records a snapshot of a worker's running attempt.

@@ -37,6 +37,7 @@ from omni_jobs.views import (
     WaitingView,
     WarningView,
     merge_results,
+    sum_usage,
 )
 
 # Built once, because SQLAlchemy would visit every part of them with every call.
@@ -83,6 +84,7 @@ _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.owner,
     StageRunRow.finish_reason,
     StageRunRow.warnings,
+    StageRunRow.usage,
 ).where(one_of(StageRunRow.job_id, _ids))
 _STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
 _ERRORS = (
@@ -251,6 +253,7 @@ def _view(
                 worker=run.owner,
                 errors=errors.get(run.id, []),
                 finish_reason=run.finish_reason,
+                usage=None if run.usage is None else sum_usage([run.usage]),
             )
             for run in runs
         ],
@@ -266,6 +269,7 @@ def _view(
         retries=row.retries,
         tenant=row.tenant,
         priority=Priority(row.priority),
+        usage=sum_usage(used) if (used := [run.usage for run in runs if run.usage is not None]) else None,
     )
 
 

@@ -1,6 +1,7 @@
 """The executor: when it claims, each end that a stage run can come to, and the reports that its ledger gets."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectRef, snapshot_key
 from omni_jobs.storage.local import LocalObjectStore
+from workers.execution.device_time import DeviceTime
 from workers.execution.executor import Executor
 from workers.execution.observers.progress import ProgressReports
 from workers.execution.observers.run_observer import RunObserver, RunResult, StepTimes
@@ -85,6 +87,7 @@ class RecordingLedger:
         self.answers.set()
         self.reports: list[tuple[Any, ...]] = []
         self.failures: list[OmniJobsError] = []
+        self.device_s: list[float] = []  # of the reports
         self.progress: list[ProgressReport] = []
         self.wins = True
         self.fenced = False
@@ -116,12 +119,14 @@ class RecordingLedger:
 
     async def report(self, report: Report) -> Outcome:
         self._answer(*as_told(report))
+        self.device_s.append(report.device_s)
         if isinstance(report, Failure):
             self.failures.append(report.error)
         return Outcome(won=self.wins or not isinstance(report, Completion))
 
     def give_up(self, reports: Sequence[Report]) -> Sequence[asyncio.Future[Outcome]]:
         self.reports += [as_told(report) for report in reports]
+        self.device_s += [report.device_s for report in reports]
         try:
             answers = [asyncio.get_running_loop().create_future() for _ in reports]
         except RuntimeError:  # of another thread, which waits for no answer
@@ -210,8 +215,9 @@ class Bench:
         self.heard = Heard()
         self.broken: list[str] = []
         self.passed_on: list[Priority] = []  # doorbells, to other workers
+        self.llm = StageLLM(Stage(PIPELINE, config, None), self.runner)
         self.executor = Executor(
-            StageLLM(Stage(PIPELINE, config, None), self.runner),
+            self.llm,
             self.ledger,  # type: ignore[arg-type]
             self.store,
             Settings(data_dir=directory).model_copy(
@@ -304,6 +310,32 @@ async def test_a_stage_run_is_claimed_loaded_run_stored_and_completed(bench: Ben
     assert [(report.attempt, report.done) for report in bench.ledger.progress] == [(3, 1)]
     assert (bench.executor.in_flight, bench.executor.slots.for_any) == (0, 8)
     assert bench.broken == []
+
+
+async def test_every_end_says_what_was_had_of_the_devices(bench: Bench) -> None:
+    """Also one that is stopped, and one that is given up within the engine."""
+    now = itertools.count(100.0)  # a second goes by with each look at the clock
+    bench.llm.device_time = DeviceTime(2, lambda: next(now))
+    await bench.run(stage_run_id=1)
+    bench.runner.act = raising(ModelError("no"))
+    await bench.run(stage_run_id=2)
+    bench.runner.act = take_for_ever
+    bench.offer(3)
+    await bench.until(lambda: bench.llm.device_time.of(3))
+    bench.executor.stop_runs([3])
+    await bench.ended(3)
+    bench.offer(4)
+    await bench.until(lambda: bench.llm.device_time.of(4))
+    bench.executor.give_up("it stands still", None)
+    ends = [report[:2] for report in bench.ledger.reports]
+    assert ends == [("complete", 1), ("fail", 2), ("release", 3), ("fail", 4)]
+    assert all(seconds > 0 for seconds in bench.ledger.device_s)
+    assert [bench.llm.device_time.of(each) for each in (1, 2, 3)] == [0, 0, 0]
+
+
+async def test_a_stage_without_a_model_has_no_device(bench: Bench) -> None:
+    await bench.run()
+    assert bench.ledger.device_s == [0]
 
 
 @pytest.mark.parametrize(
