@@ -25,6 +25,7 @@ from omni_jobs.api import (
     speech,
     stages,
     transcriptions,
+    usage,
     videos,
 )
 from omni_jobs.api.services import Services
@@ -79,7 +80,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, speech, transcriptions, images, videos)
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, *openai, dashboard):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=errors(421, 431))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, watch
+from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, usage, watch
 from omni_jobs.cli.exits import Exit, Subcommands
 from omni_jobs.cli.options import CONTEXT
 
@@ -53,6 +53,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "retry": jobs.retry,
     "delete": jobs.delete,
     "events": jobs.events,
+    "usage": usage.usage,
 }
 _GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
     "pipelines": ("Check and list stage configs.", {"check": pipelines.check, "list": pipelines.list_}),

@@ -156,6 +156,17 @@ CreatedBeforeOption = Annotated[
 ListTenantOption = Annotated[
     str | None, typer.Option("--tenant", "-t", metavar="NAME", help="Only jobs of this tenant.")
 ]
+FirstDayOption = Annotated[
+    str | None, typer.Option("--from", metavar="DAY", help="The first day, like 2026-01-05 (UTC). Default: 29 before.")
+]
+LastDayOption = Annotated[str | None, typer.Option("--to", metavar="DAY", help="The last day. Default: today.")]
+ByOption = Annotated[
+    str, typer.Option("--by", metavar="NAMES", help="By what to add up: day, tenant, pipeline, stage, with commas.")
+]
+UsedPipelineOption = Annotated[str | None, typer.Option("--pipeline", "-p", help="Only this pipeline's stages.")]
+UsedTenantOption = Annotated[
+    str | None, typer.Option("--tenant", "-t", metavar="NAME", help="Only jobs of this tenant.")
+]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help="The jobs' ids.")]
 OneOrFilteredArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="The job's id; or give --filter, for many jobs.")

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,6 +33,7 @@ from omni_jobs.views import (
     PipelineList,
     PipelineView,
     StagePauseView,
+    UsageReport,
 )
 
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
@@ -206,6 +207,28 @@ class Calls(Generic[LinesT]):
     ) -> Steps[JobActionView]:
         """Delete the jobs that match and have ended, with all their data. Otherwise as ``cancel_all``."""
         return (yield from _act("delete", {**filter, "dry_run": dry_run, "limit": limit, "cursor": cursor}))
+
+    def usage(
+        self,
+        first_day: date | str | None = None,
+        last_day: date | str | None = None,
+        *,
+        by: Sequence[str] = ("day", "tenant", "pipeline", "stage"),
+        pipeline: str | None = None,
+        tenant: str | None = None,
+    ) -> Steps[UsageReport]:
+        """Return what was used on these days (UTC), also by jobs that are deleted. Raises InvalidRequest.
+
+        Args:
+            first_day: a date, or text like "2026-01-05"; None: 29 days before the last one.
+            last_day: the same; it is included. None: today.
+            by: what the rows of the report have of day, tenant, pipeline and stage.
+            pipeline: whose stages; None: all.
+            tenant: whose jobs, where a caller sees those of all.
+        """
+        given = {"from": first_day, "to": last_day, "by": ",".join(by), "pipeline": pipeline, "tenant": tenant}
+        params = {name: str(value) for name, value in given.items() if value is not None}
+        return (yield from _view(UsageReport, HttpRequest("GET", "/v1/usage", params=params)))
 
     def events(self, job_id: str) -> Steps[Sequence[EventView]]:
         """Return a job's events, the oldest first. Raises NotFound."""

@@ -108,6 +108,7 @@ class ClientMethods(ABC, Generic[LinesT]):
     cancel_all = Returning(Calls.cancel_all)
     retry_all = Returning(Calls.retry_all)
     delete_all = Returning(Calls.delete_all)
+    usage = Returning(Calls.usage)
     wait = Returning(Calls.wait)
     watch = Yielding(Calls.watch)
     artifact = Returning(Calls.artifact)

@@ -21,7 +21,7 @@ from omni_jobs.pipelines.response_format import ResponseFormat
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after
 from omni_jobs.settings import Settings
-from omni_jobs.views import EventView, JobActionView
+from omni_jobs.views import EventView, JobActionView, UsageReport
 from tests.docs.pages import PAGES, ROOT, blocks, page, pages
 
 API = page("api.md")
@@ -86,6 +86,8 @@ def test_the_answers_have_the_models_of_the_api() -> None:
             for event in answer:
                 EventView.model_validate(event)
                 events += 1
+        elif "first_day" in answer:
+            UsageReport.model_validate(answer, extra="forbid")
         elif "action" in answer:
             JobActionView.model_validate(answer, extra="forbid")
         elif set(answer) == {"error"}:
