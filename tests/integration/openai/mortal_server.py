@@ -1,6 +1,7 @@
-"""``MortalServer``: an API server in a process of its own, which can be killed, and started again at the same port."""
+"""``MortalServer``: an API server in a process of its own, which ends when a test wants, and is started again."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,8 +22,8 @@ class MortalServer:
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self.process = self._started()
 
-    def kill(self) -> None:
-        self.process.kill()
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(how)
         self.process.wait()
 
     def start_again(self) -> None:
@@ -44,4 +45,4 @@ def mortal_server(stack: EchoStack, log: Path) -> Iterator[MortalServer]:
         try:
             yield server
         finally:
-            server.kill()
+            server.end()
