@@ -124,7 +124,8 @@ def logprobs_of(job: JobView, stage: str) -> list[dict[str, Any]] | None:
 
 def finish_reason_of(job: JobView, stage: str) -> str:
     """Return why the text of a completed job has ended, in OpenAI's words."""
-    reason = next((run.finish_reason for run in job.stages if run.name == stage), None)
+    of_run = next((run.finish_reason for run in job.stages if run.name == stage), None)
+    reason = job.made.get("finish_reason") or of_run  # the result alone tells that tools were called
     return reason if reason in _REASONS else "stop"
 
 

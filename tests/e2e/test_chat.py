@@ -13,9 +13,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import torch
 import yaml
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from pydantic import BaseModel, ConfigDict
 from safetensors.numpy import save
 
 from omni_jobs.client import Client
@@ -26,7 +29,9 @@ from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.e2e.cases import data_url, png
 from tests.event_reader import CutReader
+from tests.integration.openai.stock import Stock, stock_client
 from tests.oracles.causal_lm import CONTEXT, STOP
+from tests.oracles.tool_caller import CALLS, SAID, TOOLS
 from workers.offline import OmniLLM, OmniOutput
 
 pytestmark = pytest.mark.timeout(600)
@@ -44,12 +49,13 @@ PROMPTS = [
 ]
 
 
-def stage_configs(directory: Path) -> Path:
+def stage_configs(directory: Path, **engine_settings: Any) -> Path:
     """A directory with the chat pipeline, in float32 and without free white space in JSON."""
     config = yaml.safe_load((ROOT / "stage_configs" / "chat.yaml").read_text(encoding="utf-8"))
     engine = config["stages"]["llm"]["engine"]
     engine["dtype"] = "float32"  # vLLM's own choice for such a checkpoint is bfloat16
     engine["structured_outputs_config"] = {"disable_any_whitespace": True}  # a random model would go on with it
+    engine |= engine_settings
     (directory / "stage_configs").mkdir()
     (directory / "stage_configs" / "chat.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return directory / "stage_configs"
@@ -272,3 +278,91 @@ def test_streams_cut_again_and_again_have_the_whole_text_though_their_worker_is_
             assert text == (ended.result or {})["text"]
             lost += ended.stages[0].attempt > 1
         times_cut += sum(reader.times_cut for reader in readers)
+
+
+# OpenAI's client.
+
+
+@pytest.fixture
+def stock(stack: EmbeddedStack) -> Iterator[Stock]:
+    with stock_client(stack.url) as found:
+        yield found
+
+
+class YesOrNo(BaseModel):
+    """A form that the stock client makes a schema of."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    yes: bool
+
+
+@pytest.mark.long
+def test_what_is_asked_of_a_text_goes_through_openai_s_client(stock: Stock, client: Client) -> None:
+    """By a schema, before a stop string, with logprobs, in several choices; whole and as a stream."""
+    native = client.wait(client.submit(body([{"role": "user", "content": "Who?"}], 60)).id, timeout=300)
+    text = (native.result or {})["text"]
+    asked: dict[str, Any] = {"model": "chat", "text": "Who?", "temperature": 0, "max_completion_tokens": 60}
+    cut = {**asked, "stop": text[20:23], "logprobs": True, "top_logprobs": 2, "n": 2}
+    whole = stock.chat(**cut)
+    with stock.client.chat.completions.stream(
+        messages=[{"role": "user", "content": "Who?"}],
+        **{name: value for name, value in cut.items() if name != "text"},
+        stream_options={"include_usage": True},
+    ) as stream:
+        streamed = stream.get_final_completion()
+    for completion in (whole, streamed):
+        for choice in completion.choices:
+            assert (choice.message.content, choice.finish_reason) == (text.partition(text[20:23])[0], "stop")
+            spelt = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+            assert spelt.decode() == choice.message.content
+            assert {len(token.top_logprobs) for token in choice.logprobs.content} == {2}
+            assert choice.logprobs == whole.choices[0].logprobs
+        assert completion.usage.completion_tokens >= 2 * len(whole.choices[0].logprobs.content)
+    formed = stock.client.chat.completions.parse(
+        model="chat",
+        messages=[{"role": "user", "content": "Who?"}],
+        response_format=YesOrNo,
+        temperature=0,
+        max_completion_tokens=200,
+    )
+    assert isinstance(formed.choices[0].message.parsed, YesOrNo)
+    uncut = stock.chat(**asked)
+    assert (uncut.choices[0].message.content, uncut.choices[0].logprobs) == (text, None)
+    error = stock.error(openai.BadRequestError, lambda: stock.chat(**asked, top_logprobs=99, logprobs=True))
+    assert error.param == "top_logprobs"
+
+
+@pytest.mark.long
+def test_tools_go_through_openai_s_client(tiny_tool_caller: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        stage_configs=stage_configs(tmp_path, tool_parser="hermes"),
+        models={"chat": tiny_tool_caller},
+        spool_dir=tmp_path / "spool",
+    )
+    asked: dict[str, Any] = {"model": "chat", "temperature": 0, "max_completion_tokens": 64, "tools": TOOLS}
+    question = {"role": "user", "content": "How is the weather?"}
+    both = [("weather", {"city": "Oslo"}), ("clock", {})]
+    with EmbeddedStack(settings, pipelines=["chat"]) as stack, stock_client(stack.url) as stock:
+        message = called(stock.chat(messages=[question], **asked), both)
+        state = ChatCompletionStreamState()
+        for chunk in stock.chat(messages=[question], **asked, stream=True):
+            state.handle_chunk(chunk)
+        called(state.current_completion_snapshot, both)
+        answers = [{"role": "tool", "tool_call_id": call.id, "content": "Rain"} for call in message.tool_calls]
+        called(stock.chat(messages=[question, message, *answers], **asked), both)
+        named = {"type": "function", "function": {"name": "clock"}}
+        called(stock.chat(messages=[question], **asked, tool_choice=named), [("clock", {})], says=None)
+        refused = stock.chat(messages=[question], **asked, tool_choice="none").choices[0].message
+        assert (refused.content, refused.tool_calls) == (SAID + "".join(CALLS), None)
+
+
+def called(completion: Any, due: list[tuple[str, Any]], says: str | None = SAID) -> Any:
+    """The message of a completion that makes these calls."""
+    [choice] = completion.choices
+    calls = choice.message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == due
+    assert len({call.id for call in calls}) == len(due)
+    assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", says)
+    return choice.message

@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import SecretStr
 
 from omni_jobs.client import Client
@@ -20,6 +22,7 @@ from omni_jobs.errors import ConfigError, InvalidRequest, ModelError
 from omni_jobs.servers import Server
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
+from tests.integration.openai.stock import Stock, stock_client
 from tests.processes import named, until_gone
 from tests.remote_stages import Recorded, args, engine_settings, prompt
 from tests.services.vllm_server import KEY, MODEL, SEATS, VllmServer
@@ -250,3 +253,61 @@ def _until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+# What stands behind the pipeline answers OpenAI's client through it as it does by itself.
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "schema": {
+            "type": "object",
+            "properties": {"yes": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+            "required": ["yes", "size"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "plain": {"max_tokens": 24},
+    "stop": {"max_tokens": 60, "stop": ["a", "e"]},
+    "logprobs": {"max_tokens": 6, "logprobs": True, "top_logprobs": 2},
+    "form": {"max_tokens": 60, "response_format": FORM},
+    "sampled": {"max_tokens": 24, "temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5},
+}
+
+
+def said(completion: Any) -> dict[str, Any]:
+    """What a completion says, without what names it."""
+    [choice] = completion.choices
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    tokens = [(each.token, [other.token for other in each.top_logprobs]) for each in logprobs or ()]
+    usage = completion.usage.completion_tokens if completion.usage else None
+    return {"text": choice.message.content, "tokens": tokens, "ended": choice.finish_reason, "usage": usage}
+
+
+def streamed(stock: Stock, **asked: Any) -> Any:
+    """A completion as the client puts its stream together."""
+    state = ChatCompletionStreamState()
+    for chunk in stock.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        state.handle_chunk(chunk)
+    return state.current_completion_snapshot
+
+
+def test_openai_s_client_gets_what_the_server_answers(vllm_server: VllmServer, remote_chat: tuple[Client, int]) -> None:
+    client, _ = remote_chat
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with (
+        openai.OpenAI(base_url=vllm_server.url, api_key=KEY, http_client=http) as theirs,
+        stock_client(client.base_url) as ours,
+    ):
+        messages: Any = [{"role": "user", "content": "Say it."}]
+        for name, more in ASKED.items():
+            asked = {"messages": messages, "temperature": 0.0, "seed": 11, **more}
+            due = said(theirs.chat.completions.create(model=MODEL, **asked))
+            assert said(ours.client.chat.completions.create(model="remote_chat", **asked)) == due, name
+            assert said(streamed(ours, model="remote_chat", **asked)) == due, name
+        long = "long " * 2000
+        error = ours.error(openai.BadRequestError, lambda: ours.chat(long, model="remote_chat"))
+        assert (error.code, "job_id" in error.body) == ("invalid_request", True)  # type: ignore[operator]
