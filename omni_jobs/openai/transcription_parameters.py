@@ -17,7 +17,10 @@ TRANSCRIPTIONS: Final = ParameterTable(
         taken("temperature"),
         taken("include", "`logprobs`, with `json`, where the stage that makes the text tells them"),
         taken("seed", "not OpenAI's: as in `POST /v1/jobs`"),
-        taken("stages", "not OpenAI's: parameters by stage, as in `POST /v1/jobs`, as JSON"),
+        taken(
+            "stages",
+            "not OpenAI's: parameters by stage, as in `POST /v1/jobs`; JSON, or in parts",
+        ),
         ignored("chunking_strategy", "the stage that hears cuts the sound as its model wants it"),
         refused("keywords", "send `prompt`"),
         refused("languages", "send `language`"),

@@ -1,6 +1,5 @@
 """``TranscriptionRequest``: the form of a transcription, as the job that it asks for."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,11 +7,11 @@ from typing import Any, Final
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.asked import one_of, pipeline_of, with_parameters
+from omni_jobs.openai.form_body import body_of
 from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.requests import JobRequest, Submission, Upload
-from omni_jobs.requests.json_body import parse_body
 from omni_jobs.tenants.caller import Caller
 
 TRANSCRIPTION_NAMES: Final[Mapping[str, str]] = {
@@ -31,10 +30,9 @@ TRANSCRIPTION_NAMES: Final[Mapping[str, str]] = {
 _FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 _GRANULARITIES = ("segment", "word")
 _LISTS = {"timestamp_granularities": _GRANULARITIES, "include": ("logprobs",)}
-_FLAGS = {"true": True, "false": False}
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
-_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
-_MOST_STAGES_BYTES = 1 << 20
+_TYPED = frozenset({"temperature", "seed", "stream"})
+_OBJECTS = {"stages": 2}
+_UNREAD = "chunking_strategy"  # a word, or an object in parts, and ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +73,21 @@ class TranscriptionRequest:
         stage = pipeline.stage(pipeline.outputs["text"].stage)
         if "text" in stage.inputs.values():
             raise InvalidRequest(f"pipeline {pipeline.name} answers what it hears, and does not tell it", field="model")
-        if not taken.get("file"):
-            raise InvalidRequest("is empty" if "file" in taken else "is required", field="file")
+        if "file" not in taken:
+            raise InvalidRequest("is required", field="file")
+        [file] = taken["file"]
+        if not file.data:
+            raise InvalidRequest("is empty", field="file")
         answer = _answer(taken, stage, tuple(ignored))
-        sound = {"type": "input_audio", "input_audio": {"data": Upload(taken["file"])}}
+        sound = {"type": "input_audio", "input_audio": {"data": file}}
         asked = {
             "model": pipeline.name,
             "messages": [{"role": "user", "content": [sound]}],
             "modalities": ["text"],
-            "temperature": _number(taken, "temperature"),
-            "seed": _seed(taken),
+            "temperature": taken.get("temperature"),
+            "seed": taken.get("seed"),
             "logprobs": True if answer.with_logprobs else None,
-            "stages": with_parameters(_stages(taken), stage.name, _parameters(taken, answer, stage, pipeline)),
+            "stages": with_parameters(taken.get("stages"), stage.name, _parameters(taken, answer, stage, pipeline)),
         }
         return cls(JobRequest.parse(asked), answer)
 
@@ -99,21 +100,19 @@ class TranscriptionRequest:
 
 
 def _fields(form: Form) -> dict[str, Any]:
-    """Return the parameters by name: texts, lists of texts, and the file's bytes."""
-    fields: dict[str, Any] = {}
-    for name, texts in form.texts.items():
-        if name == "file":
-            raise InvalidRequest("must be a file: a part with a file name", field=name)
-        base = "chunking_strategy" if name.startswith("chunking_strategy[") else name
-        value = texts if name in _LISTS else form.only_text(name)
-        if value not in ("", []):
-            fields[base] = value
+    """Return the parameters by name as JSON would have them, and the file as a list of one Upload."""
+    if "file" in form.texts:
+        raise InvalidRequest("must be a file: a part with a file name", field="file")
+    apart = {name for name in form.texts if name in _LISTS or name.startswith(_UNREAD)}
+    others = {name: texts for name, texts in form.texts.items() if name not in apart and texts != [""]}
+    fields = body_of(Form(others, form.files), _TYPED, _OBJECTS)
+    for name in apart:
+        fields[name if name in _LISTS else _UNREAD] = form.texts[name]
     for name, files in form.files.items():
         if len(files) > 1:
             raise InvalidRequest("this part is given twice", field=f"{name:.64}")
         if name != "file" and name in {parameter.name for parameter in TRANSCRIPTIONS.parameters}:
             raise InvalidRequest("must be a field of text, not a file", field=name)
-        fields[name] = files[0]
     return fields
 
 
@@ -126,8 +125,8 @@ def _answer(taken: Mapping[str, Any], stage: StageConfig, ignored: tuple[str, ..
                 raise InvalidRequest(f"takes {', '.join(known)}", field=name)
     if "timestamp_granularities" in taken and format != "verbose_json":
         raise InvalidRequest("given, and response_format is not verbose_json", field="timestamp_granularities")
-    stream = _FLAGS.get(str(taken.get("stream", "false")).lower())
-    if stream is None:
+    stream = taken.get("stream", False)
+    if not isinstance(stream, bool):
         raise InvalidRequest("must be true or false", field="stream")
     if stream and format != "json":
         raise InvalidRequest("a stream is of the format json", field="response_format")
@@ -156,30 +155,3 @@ def _parameters(
             field = "response_format" if name in ("words", "subtitles") else name
             raise InvalidRequest(f"the stage {stage.name} of pipeline {pipeline.name} does not take it", field=field)
     return named
-
-
-def _number(taken: Mapping[str, Any], name: str) -> float | None:
-    if name not in taken:
-        return None
-    if not _NUMBER.fullmatch(taken[name]):
-        raise InvalidRequest("must be a number, like 0.5", field=name)
-    return float(taken[name])
-
-
-def _seed(taken: Mapping[str, Any]) -> int | None:
-    if "seed" not in taken:
-        return None
-    if not _WHOLE.fullmatch(taken["seed"]):
-        raise InvalidRequest("must be a whole number", field="seed")
-    return int(taken["seed"])
-
-
-def _stages(taken: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parameters by stage that the form has as JSON."""
-    if "stages" not in taken:
-        return None
-    try:
-        return parse_body(taken["stages"].encode(), _MOST_STAGES_BYTES, _MOST_STAGES_BYTES)
-    except InvalidRequest as error:
-        error.field = "stages"
-        raise

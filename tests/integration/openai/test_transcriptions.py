@@ -21,7 +21,7 @@ def transcribe(stock: Stock, file: Any = TONE, **more: Any) -> Any:
 
 
 def slowly(seconds: float) -> dict[str, Any]:
-    return {"stages": f'{{"answer": {{"delay_s": {seconds}}}}}'}
+    return {"stages": {"answer": {"delay_s": seconds}}}
 
 
 def newest(api: ApiServer) -> str:
@@ -150,6 +150,7 @@ def test_a_stream_whose_job_is_cancelled_ends_in_an_error(stock: Stock, echo_med
         ({"extra_body": {"seed": "7.5"}}, "seed"),
         ({"extra_body": {"stream": "perhaps"}}, "stream"),
         ({"extra_body": {"stages": "{"}}, "stages"),
+        ({"extra_body": {"stages": {"answer": {"delay_s": "long"}}}}, "stages.answer.delay_s"),
         ({"extra_body": {"stages": '{"answer": {"voice": 1}}'}}, "stages.answer.voice"),
         ({"extra_body": {"stages": '{"answer": {"words": 1}}'}}, "timestamp_granularities"),
         ({"extra_body": {"hotwords": "Pharos"}}, "hotwords"),
