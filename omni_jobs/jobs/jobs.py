@@ -227,6 +227,7 @@ class Jobs:
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
     get = _reads(job_view.job_view)
+    admitted_request = _reads(job_view.admitted_request)
     glances = _reads(glances)
     watch = _writes(watched.watch)
     text_pieces = _reads(watched.text_pieces)

@@ -241,9 +241,11 @@ def _fits_64_bits(value: float | None) -> bool:
 def _is_medium(path: JsonPath) -> bool:
     """Return whether media in base64 may stand there."""
     match path:
-        case ("messages", int(), "content", int(), "input_audio", "data" | "url"):
+        case ("messages" | "input", int(), "content", int(), "input_audio", "data" | "url"):
             return True
-        case ("messages", int(), "content", int(), "image_url" | "video_url", "url"):
+        case ("messages" | "input", int(), "content", int(), "image_url" | "video_url", "url"):
+            return True
+        case ("input", int(), "content", int(), "image_url"):  # of OpenAI's responses
             return True
     return path == ("prompt_embeds", "data")
 

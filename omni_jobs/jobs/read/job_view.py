@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Text, bindparam, select
@@ -63,6 +64,7 @@ _SHOWN = (
 )
 _JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
 _JOB_OF_TENANT = _JOB.where(JobRow.tenant == bindparam("tenant"))
+_REQUEST = select(JobRow.request).where(JobRow.id == bindparam("job_id"))
 _JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
 _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.id,
@@ -125,6 +127,12 @@ def _row(tx: Connection, job_id: str, tenant: str | None) -> AnyRow:
     if row is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     return row
+
+
+def admitted_request(tx: Connection, job_id: str, tenant: str | None = None) -> dict[str, Any]:
+    """Return the request of a job as it was admitted, ``NewJob.request``. Raises NotFound as ``job_view`` does."""
+    _row(tx, job_id, tenant)
+    return tx.execute(_REQUEST, {"job_id": job_id}).scalar_one()  # type: ignore[no-any-return]
 
 
 def views_of(tx: Connection, job_ids: Sequence[str], brief: bool = False) -> list[JobView]:
