@@ -59,7 +59,7 @@ class NewJob:
                      job makes audio) and so each further output that is stored as an artifact, ``parameters``
                      ({stage: {name: value}} as the request sets them), ``return_token_ids``, ``previews`` (if the job
                      asks for them), ``tools``, ``tool_choice`` and ``parallel_tool_calls`` (if it offers tools),
-                     ``asked`` (``Submission.asked``, if there is any). A message has ``role``, ``content`` and, as far
+                     ``kept`` (``Submission.kept``, if there is any). A message has ``role``, ``content`` and, as far
                      as it has them, ``tool_calls``, ``tool_call_id``
     stages           those that the job runs, each after its inputs
     seed             given or drawn, 0 … 2**63-1

@@ -22,6 +22,7 @@ from omni_jobs.api import (
     jobs,
     models,
     pipelines,
+    responses,
     speech,
     stages,
     transcriptions,
@@ -79,7 +80,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
-    openai = (models, chat_completions, speech, transcriptions, images, videos)
+    openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
     for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, dashboard):
         documented = errors(401, 403, 421, 422, 429, 431)
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)

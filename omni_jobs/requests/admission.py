@@ -71,7 +71,7 @@ def admit(
     }
     contents.count(tool_use)
     admitted |= outputs | tool_use | ({"previews": True} if request.previews else {})
-    admitted |= {"asked": submission.asked} if submission.asked else {}
+    admitted |= {"kept": submission.kept} if submission.kept else {}
     if embeds is not None:
         admitted["prompt_embeds"] = {"media": 0}
         with renderer_errors(pipeline.name):

@@ -22,7 +22,7 @@ class Submission:
     expires_in_s     seconds from the submit on after which the job stops by itself (``Cancel-After``)
     fetched          the bytes of media that the request names by http or https URLs, by their places in it, such as
                      ``messages.0.content.1.image_url.url``; those that are missing are refused
-    asked            JSON: what a view of the job has to know again of its request, and no stage reads
+    kept             JSON: what a view of the job has to know again of its request, and no stage reads
     """
 
     request: JobRequest
@@ -32,4 +32,4 @@ class Submission:
     idempotency_key: str | None = None
     expires_in_s: float | None = None
     fetched: Mapping[str, bytearray] = field(default_factory=dict)
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)

@@ -63,7 +63,10 @@ def test_the_routes_are_the_servers() -> None:
     }
     document = create_app(Settings()).openapi()
     there = {
-        (method.upper(), path.replace("{job_id}", "{id}").replace("video_{digits}", "{id}"))
+        (
+            method.upper(),
+            path.replace("{job_id}", "{id}").replace("video_{digits}", "{id}").replace("{response_id}", "{id}"),
+        )
         for path, methods in document["paths"].items()
         for method in methods
     }

@@ -38,6 +38,7 @@ OF_THE_DATABASE = [route for route in ROUTES if route not in WITHOUT_DATABASE]
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
     ("POST", "/v1/chat/completions"): {"json": {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}},
+    ("POST", "/v1/responses"): {"json": {"model": "echo", "input": "Hello"}},
     ("POST", "/v1/audio/speech"): {"json": {"model": "speech", "input": "Hello"}},
     ("POST", "/v1/audio/transcriptions"): {"data": {"model": "echo_media"}, "files": {"file": samples.wav(0.2)}},
     ("POST", "/v1/images/generations"): {"json": {"model": "echo_media", "prompt": "A boat"}},
@@ -82,7 +83,8 @@ def refusal(answer: httpx2.Response) -> tuple[int, str, str | None]:
 
 def path_of(route: tuple[str, str]) -> str:
     name = "echo" if "/pipelines/" in route[1] else "text.txt"
-    ids = {"job_id": "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f", "digits": "0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"}
+    digits = "0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
+    ids = {"job_id": f"job-{digits}", "digits": digits, "response_id": f"resp_{digits}"}
     return route[1].format(**ids, name=name, stage="first", model="echo")
 
 

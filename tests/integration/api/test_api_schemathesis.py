@@ -45,7 +45,7 @@ include-method = "POST"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]
-include-path-regex = "^/v1/(chat/completions|audio/|images/)"
+include-path-regex = "^/v1/(chat/completions|responses$|audio/|images/)"
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]
@@ -103,4 +103,4 @@ def test_the_api_is_as_its_document_says(
         )
         assert api.http.get("/healthz").status_code == 200
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
-    assert "Tested: 34" in done.stdout
+    assert "Tested: 39" in done.stdout

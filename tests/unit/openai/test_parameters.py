@@ -11,19 +11,22 @@ from openai.types import video_create_params as video
 from openai.types.audio import speech_create_params as speech
 from openai.types.audio import transcription_create_params as transcriptions
 from openai.types.chat import completion_create_params as chat
+from openai.types.responses import response_create_params as responses
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
 from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.parameters import Parameter, ParameterTable, Use
+from omni_jobs.openai.responses.parameters import RESPONSES
 from omni_jobs.openai.speech_parameters import SPEECH
 from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
 from omni_jobs.openai.video_parameters import VIDEOS
 from tests.docs.pages import page
 
-TABLES = (CHAT_COMPLETIONS, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS, VIDEOS)
+TABLES = (CHAT_COMPLETIONS, RESPONSES, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS, VIDEOS)
 TYPES = {
     CHAT_COMPLETIONS.route: (chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
+    RESPONSES.route: (responses.ResponseCreateParamsNonStreaming, responses.ResponseCreateParamsStreaming),
     SPEECH.route: (speech.SpeechCreateParams,),
     TRANSCRIPTIONS.route: (
         transcriptions.TranscriptionCreateParamsNonStreaming,
@@ -37,7 +40,7 @@ TYPES = {
     VIDEOS.route: (video.VideoCreateParams,),
 }
 OTHERS = {"stages", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"} | {
-    "seed", "negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale",
+    "modalities", "audio", "seed", "negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale",
     "guidance_scale_2", "boundary_ratio", "flow_shift", "fps", "num_frames", "extra_params",
 }  # fmt: skip
 """What the tables have beside the stock client's names."""

@@ -1,0 +1,255 @@
+"""Routes of responses, as OpenAI's clients send them: submit, get, stream, cancel, delete, and the input's items."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
+
+from omni_jobs.api.event_stream import answer_with
+from omni_jobs.api.needs import Reader, Submitter
+from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.http.body_reader import read_json
+from omni_jobs.http.error_answers import errors
+from omni_jobs.http.request_parameters import PlainNumber
+from omni_jobs.openai.job_errors import made_once
+from omni_jobs.openai.responses.answer import ModelResponse, response_id_of, response_of
+from omni_jobs.openai.responses.earlier_response import FIELD, messages_before
+from omni_jobs.openai.responses.input_items import InputItems, page_of
+from omni_jobs.openai.responses.numbers import MOST
+from omni_jobs.openai.responses.request import ResponseFields, ResponseRequest, WantedResponse, kept_of, no_response
+from omni_jobs.openai.responses.stream import ResponseStream
+from omni_jobs.openai.route import OpenAIRoute
+from omni_jobs.requests import Submission
+from omni_jobs.requests.json_body import parse_body
+from omni_jobs.tenants.caller import Caller
+from omni_jobs.views import JobView
+
+router = APIRouter(prefix="/v1/responses", tags=["openai"], route_class=OpenAIRoute)
+
+_ENDS_WITHIN_S: Final = 5.0  # a job that is cancelled, mostly; else its client asks again
+_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{32})")
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        "model": {"type": "string", "description": "the pipeline's name"},
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]},
+        "background": {"type": "boolean"},
+        "stream": {"type": "boolean"},
+    },
+    "description": "the body of a response; docs/openai.md says what becomes of each parameter",
+}
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "The response, or with `stream` its events"}
+}
+
+
+class DeletedResponse(BaseModel):
+    """A response that is no more."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+async def _job_id(response_id: str) -> str:  # async, because FastAPI calls other functions on a thread
+    found = _RESPONSE_ID.fullmatch(response_id)
+    if found is None:
+        raise no_response(response_id)
+    return f"job-{found[1]}"
+
+
+ResponseJobId = Annotated[str, Depends(_job_id)]
+"""The id of the job that is the response of a path. A text that is no id is answered as an unknown one."""
+Include = Annotated[
+    list[str] | None, Query(alias="include[]", max_length=16, description="taken for OpenAI's sake: it adds nothing")
+]
+
+
+@router.post(
+    "",
+    response_model=ModelResponse,
+    responses={**_STREAMED, **WAITING_ERRORS},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
+)
+async def create_response(
+    caller: Submitter, request: Request, services: ServicesDep, waiting: WaitingRequestDep
+) -> Response:
+    """Make a response: submit a job, and answer once it has completed.
+
+    504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes
+    on. With `background` the answer comes at once, and the job goes on whatever becomes of its client. With
+    `stream` the events come, and `GET` takes them up where they break off.
+    """
+    waiting.check_room(caller)
+    wanted, jobs = await _submitted(caller, request, services, waiting)
+    if wanted.stream:
+        answer = await _streamed(wanted, jobs)
+    elif wanted.background:
+        with made_once(jobs.ids[0], has_key=jobs.has_key):
+            answer = await run_sync(lambda: _shown(*_read(services, caller, jobs.ids[0])))
+    else:
+        answer = await jobs.answer(partial(_whole, jobs))
+    return with_ignored(answer, wanted.ignored)
+
+
+async def _submitted(
+    caller: Caller, request: Request, services: Services, waiting: WaitingRequest
+) -> tuple[WantedResponse, SubmittedJobs]:
+    """Read the body and submit the job. A function of its own, because the answer may be late."""
+    settings = services.settings
+    body = await read_json(request, settings.max_body_bytes)
+    fields = ResponseFields()
+
+    def parse() -> tuple[WantedResponse, list[Submission]]:
+        sent = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
+        earlier = _earlier(services, caller, sent.get(FIELD))
+        response = ResponseRequest.of(sent, services.pipelines, earlier)
+        fields.places = response.places
+        return response.answer, [response.submission(sent, len(body), caller, waiting.idempotency_key)]
+
+    with fields.named():
+        return await waiting.submitted(caller, body, parse)
+
+
+def _earlier(services: Services, caller: Caller, response_id: Any) -> list[dict[str, Any]]:
+    """Return the messages of the response that another follows; none, if it follows none. Call this on a thread."""
+    if response_id is None:
+        return []
+    found = _RESPONSE_ID.fullmatch(response_id) if isinstance(response_id, str) else None
+    if found is None:
+        raise InvalidRequest("must be the id of a response", field=FIELD)
+    try:
+        return messages_before(*_read(services, caller, f"job-{found[1]}"))
+    except NotFound:
+        raise NotFound(f"there is no response {response_id!r:.80}", field=FIELD) from None
+
+
+async def _streamed(wanted: WantedResponse, jobs: SubmittedJobs) -> Response:
+    """Return the answer that streams the events. Raises JobFailure for an error that comes before the first."""
+    stream = ResponseStream(
+        jobs.services.jobs,
+        jobs.services.watch,
+        partial(_read, jobs.services, jobs.caller, jobs.ids[0]),
+        jobs.caller.sees,
+        leave=None if wanted.background else jobs.leave,
+    )
+    with made_once(jobs.ids[0], has_key=jobs.has_key):
+        return await answer_with(stream.events(jobs.connection))
+
+
+def _whole(jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
+    job = completed[0]
+    return _shown(job, jobs.services.jobs.admitted_request(job.id, jobs.caller.sees))
+
+
+@router.get("/{response_id}", response_model=ModelResponse, responses={**_STREAMED, **errors(400, 404, 503)})
+async def get_response(
+    caller: Reader,
+    job_id: ResponseJobId,
+    request: Request,
+    services: ServicesDep,
+    include: Include = None,
+    stream: Annotated[bool, Query(description="stream the events that come after `starting_after`")] = False,
+    starting_after: Annotated[
+        int,
+        Query(ge=-1, le=MOST, description="the `sequence_number` of the last event that the client has"),
+        PlainNumber,
+    ] = -1,
+    include_obfuscation: Annotated[bool, Query(description="taken for OpenAI's sake: nothing is obfuscated")] = False,
+) -> Response:
+    """Get a response, whole once its job has completed. With `stream` its events, which any server goes on with."""
+    read = partial(_asked, services, caller, job_id)
+    if not stream:
+        return await run_sync(lambda: _shown(*read()))
+    if request.state.method == "HEAD":  # it would be answered once the stream ends
+        await run_sync(read)
+        return Response(media_type="text/event-stream")
+    events = ResponseStream(services.jobs, services.watch, read, caller.sees, after=starting_after)
+    return await answer_with(events.events(request.scope["state"].get("connection")))
+
+
+@router.post("/{response_id}/cancel", response_model=ModelResponse, responses=errors(400, 404, 503))
+async def cancel_response(
+    caller: Submitter, job_id: ResponseJobId, request: Request, services: ServicesDep
+) -> Response:
+    """Stop a response, whether it runs in the background or a client waits for it. One that has ended stays as it is.
+
+    The answer comes once its worker has stopped, 5 s later at the latest: then it is still `in_progress`.
+    """
+    await _cancel(services, caller, job_id, request)
+    return await run_sync(lambda: _shown(*_read(services, caller, job_id)))
+
+
+@router.delete("/{response_id}", response_model=DeletedResponse, responses=errors(400, 404, 409, 503))
+async def delete_response(
+    caller: Submitter, job_id: ResponseJobId, request: Request, services: ServicesDep
+) -> DeletedResponse:
+    """Delete a response, with its job and all data of that. One that has not ended is cancelled first.
+
+    409 if its worker has not stopped after 5 s: delete it again in a moment.
+    """
+    await _cancel(services, caller, job_id, request)
+    response_id = response_id_of(job_id)
+    try:
+        await run_sync(services.jobs.delete, job_id, caller.sees)
+    except Conflict:
+        error = Conflict("the response is being cancelled: delete it again in a moment", field="response_id")
+        error.retryable = True
+        raise error from None
+    return DeletedResponse(id=response_id)
+
+
+@router.get("/{response_id}/input_items", response_model=InputItems, responses=errors(400, 404, 503))
+async def list_input_items(
+    caller: Reader,
+    job_id: ResponseJobId,
+    services: ServicesDep,
+    include: Include = None,
+    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
+    order: Annotated[Literal["asc", "desc"], Query()] = "desc",
+    after: Annotated[str | None, Query(max_length=100, description="the id of an item: those that follow it")] = None,
+) -> InputItems:
+    """List the items of a response's input, those of the responses that it follows among them. Media are left out."""
+    _, request = await run_sync(_read, services, caller, job_id)
+    return page_of(job_id, request, limit=limit, newest_first=order == "desc", after=after)
+
+
+def _read(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:
+    """Return a response's job as the caller may see it, and its admitted request. Raises NotFound."""
+    try:
+        request = services.jobs.admitted_request(job_id, caller.sees)
+        kept_of(request, response_id_of(job_id))
+        return services.jobs.get(job_id, caller.sees), request
+    except NotFound:
+        raise no_response(response_id_of(job_id)) from None
+
+
+def _asked(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:
+    """Return the same to a client that comes back for the response."""
+    job, request = _read(services, caller, job_id)
+    if not job.status.is_final:
+        services.jobs.ask_for([job_id])
+    return job, request
+
+
+async def _cancel(services: Services, caller: Caller, job_id: str, request: Request) -> None:
+    """Stop a response, and wait a moment for its end."""
+
+    def cancel() -> bool:
+        job, _ = _read(services, caller, job_id)
+        return job.status.is_final or services.jobs.cancel(job_id, caller.sees).is_final
+
+    if not await run_sync(cancel):
+        connection = request.scope["state"].get("connection")
+        await services.watch.until_ended(job_id, _ENDS_WITHIN_S, caller.sees, connection)
+
+
+def _shown(job: JobView, request: Mapping[str, Any]) -> Response:
+    return Response(response_of(job, request).model_dump_json(), media_type="application/json")

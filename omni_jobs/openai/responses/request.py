@@ -1,0 +1,250 @@
+"""``ResponseRequest``: the body of a response, as the chat completion that makes it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_jobs.errors import InvalidRequest, NotFound, OmniJobsError
+from omni_jobs.openai.chat_request import ChatRequest
+from omni_jobs.openai.responses.input import messages_of
+from omni_jobs.openai.responses.parameters import RESPONSES
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.requests import Submission
+from omni_jobs.tenants.caller import Caller
+
+KEPT: Final = "response"
+"""The key of ``Submission.kept`` by which a job is known as a response."""
+
+_SAME = (
+    "model", "temperature", "top_p", "metadata", "service_tier", "modalities", "audio", "seed", "stages", "top_k",
+    "min_p", "repetition_penalty", "min_tokens", "ignore_eos",
+)  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"
+_OF_TOOL = ("name", "description", "parameters", "strict")
+_UNSAID_OF_TOOL = ("allowed_callers", "async", "defer_loading", "output_schema")
+_MESSAGE = re.compile(r"messages\.(\d+)(?:\.(.*))?")
+_WITHIN_MESSAGE = (
+    (re.compile(r"tool_calls\.\d+\.function\."), ""),
+    (re.compile(r"tool_calls\.\d+\.id"), "call_id"),
+    (re.compile(r"tool_call_id"), "call_id"),
+    (re.compile(r"(content\.\d+\.image_url)\.url"), r"\1"),
+)
+_ELSEWHERE = (
+    (re.compile(r"messages"), "input"),
+    (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
+    (re.compile(r"response_format\.json_schema"), "text.format"),
+    (re.compile(r"response_format"), "text.format"),
+    (re.compile(r"(tools\.\d+|tool_choice)\.function"), r"\1"),
+    (re.compile(r"logprobs"), "include"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedResponse:
+    """How a response is to be answered. It holds nothing of the request's media, because an answer may be late."""
+
+    stream: bool
+    background: bool
+    ignored: tuple[str, ...]
+
+
+class ResponseFields:
+    """Gives errors the names by which the client of a response knows the fields of its chat completion.
+
+    places  where each message stands in what was sent, as ``InputMessages`` has it; None: it is not parsed, and errors
+            have the client's names
+    """
+
+    def __init__(self, places: Sequence[str] | None = None) -> None:
+        self.places = places
+
+    def name_of(self, field: str) -> str:
+        """Return the client's name of a field of the chat completion."""
+        if self.places is None:
+            return field
+        found = _MESSAGE.fullmatch(field)
+        if found is None or int(found[1]) >= len(self.places):
+            return _replaced(field, _ELSEWHERE)
+        place, within = self.places[int(found[1])], _replaced(found[2] or "", _WITHIN_MESSAGE)
+        return f"{place}.{within}" if within and place.startswith("input.") else place
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Context manager: an error in the block names the client's field."""
+        try:
+            yield
+        except OmniJobsError as error:
+            if error.field is not None:
+                error.field = self.name_of(error.field)
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A response that is asked for, correct in form.
+
+    places  where each message stands in what was sent
+    kept    what its job keeps, to be shown as a response again
+    """
+
+    chat: ChatRequest
+    places: Sequence[str]
+    kept: Mapping[str, Any]
+    answer: WantedResponse
+
+    @classmethod
+    def of(
+        cls, body: Mapping[str, Any], pipelines: Pipelines, earlier: Sequence[dict[str, Any]] = ()
+    ) -> "ResponseRequest":
+        """Return the request that a JSON object is, in which Uploads may stand for base64.
+
+        ``earlier``: the messages of the response that it follows. Raises InvalidRequest naming the field, NotFound for
+        an unknown model, and PluginBroken.
+        """
+        taken, ignored = RESPONSES.sort(body)
+        stream, background = _flag(taken, "stream"), _flag(taken, "background")
+        _check_stream_options(taken, stream)
+        messages = messages_of(taken, earlier)
+        ignored += messages.ignored
+        asked = {name: taken[name] for name in _SAME if name in taken} | {"messages": messages.messages}
+        asked |= _text(taken, ignored) | _tools(taken) | _logprobs(taken, ignored)
+        if "max_output_tokens" in taken:
+            asked["max_completion_tokens"] = taken["max_output_tokens"]
+        modalities = taken.get("modalities")
+        if isinstance(modalities, list) and "text" not in modalities:
+            raise InvalidRequest("must have text", field="modalities")
+        fields = ResponseFields(messages.places)
+        with fields.named():
+            chat = ChatRequest.of(asked, pipelines)
+        kept: dict[str, Any] = {"stage": chat.answer.text_stage}
+        kept |= {"background": True} if background else {}
+        kept |= {"instructions": True} if "instructions" in taken else {}
+        kept |= {name: taken[name] for name in ("previous_response_id",) if name in taken}
+        ignored += [fields.name_of(name).replace("messages.", "input.") for name in chat.answer.ignored]
+        return cls(
+            chat, messages.places, {KEPT: kept}, WantedResponse(stream, background, tuple(dict.fromkeys(ignored)))
+        )
+
+    def submission(self, body: Mapping[str, Any], size: int, caller: Caller, key: str | None) -> Submission:
+        """Return the submission. ``body``, of ``size`` bytes, is what was sent, with ``key``.
+
+        How the answer is sent is no part of it: what broke off as a stream may be asked for whole, with the same key.
+        """
+        sent = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        return Submission(self.chat.requests[0], sent, size, caller, key, kept=self.kept)
+
+
+def kept_of(request: Mapping[str, Any], response_id: str) -> Mapping[str, Any]:
+    """Return what an admitted request keeps of the response that was asked for.
+
+    Raises NotFound for that of a job which was not submitted as a response.
+    """
+    kept: Mapping[str, Any] | None = request.get("kept", {}).get(KEPT)
+    if kept is None:
+        raise no_response(response_id)
+    return kept
+
+
+def no_response(response_id: str) -> NotFound:
+    """Return the error for the id of no response."""
+    return NotFound(f"there is no response {response_id!r:.80}", field="response_id")
+
+
+def _replaced(field: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, name in rules:
+        if (found := pattern.match(field)) is not None:
+            return found.expand(name) + field[found.end() :]
+    return field
+
+
+def _flag(taken: Mapping[str, Any], name: str) -> bool:
+    value = taken.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest("must be true or false", field=name)
+    return value is True
+
+
+def _check_stream_options(taken: Mapping[str, Any], stream: bool) -> None:
+    options = taken.get("stream_options")
+    if options is None:
+        return
+    if not stream:
+        raise InvalidRequest("given, and stream is not true", field="stream_options")
+    if not isinstance(options, Mapping):
+        raise InvalidRequest("must be an object", field="stream_options")
+    for name in options:
+        if name != "include_obfuscation":
+            raise InvalidRequest("unknown key", field=f"stream_options.{name:.64}")
+
+
+def _text(taken: Mapping[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """Return the form of the text."""
+    text = taken.get("text", {})
+    if not isinstance(text, Mapping):
+        raise InvalidRequest("must be an object", field="text")
+    for name, value in text.items():
+        if name == "verbosity" and value is not None:
+            ignored.append("text.verbosity")
+        elif name not in ("format", "verbosity"):
+            raise InvalidRequest("unknown key", field=f"text.{name:.64}")
+    format = text.get("format")
+    if format is None:
+        return {}
+    if not isinstance(format, Mapping):
+        raise InvalidRequest("must be an object", field="text.format")
+    if format.get("type") == "text" and set(format) == {"type"}:
+        return {}
+    if format.get("type") != "json_schema":
+        return {"response_format": dict(format)}
+    schema = {name: value for name, value in format.items() if name != "type" and value is not None}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _tools(taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tools, whose functions have an object of their own in a chat completion, and what goes with them.
+
+    Clients say of no tools, too, that a choice of them is free, and that several may be called.
+    """
+    made: dict[str, Any] = {}
+    if "tools" in taken:
+        tools = taken["tools"]
+        if not isinstance(tools, list):
+            raise InvalidRequest("must be a list", field="tools")
+        if tools:
+            made["tools"] = [_tool(tool, f"tools.{number}") for number, tool in enumerate(tools)]
+    if "tool_choice" in taken and (made or taken["tool_choice"] not in ("auto", "none")):
+        choice = taken["tool_choice"]
+        if isinstance(choice, Mapping):
+            if choice.get("type") != "function":
+                raise InvalidRequest("must be function", field="tool_choice.type")
+            rest = {name: value for name, value in choice.items() if name != "type"}
+            choice = {"type": "function", "function": rest}
+        made["tool_choice"] = choice
+    if "tools" in made and "parallel_tool_calls" in taken:
+        made["parallel_tool_calls"] = taken["parallel_tool_calls"]
+    return made
+
+
+def _tool(tool: Any, place: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest("must be an object", field=place)
+    if tool.get("type") != "function":
+        raise InvalidRequest("must be function: there are no built-in tools", field=f"{place}.type")
+    for name, value in tool.items():
+        if name not in (*_OF_TOOL, "type") and (name not in _UNSAID_OF_TOOL or value is not None):
+            raise InvalidRequest("unknown key", field=f"{place}.{name:.64}")
+    return {"type": "function", "function": {name: tool[name] for name in _OF_TOOL if name in tool}}
+
+
+def _logprobs(taken: Mapping[str, Any], ignored: list[str]) -> dict[str, Any]:
+    include = taken.get("include", [])
+    if not isinstance(include, list):
+        raise InvalidRequest("must be a list", field="include")
+    if any(each != _LOGPROBS for each in include):
+        ignored.append("include")
+    top = taken.get("top_logprobs")
+    if not top and _LOGPROBS not in include:
+        return {}
+    return {"logprobs": True} | ({} if top is None else {"top_logprobs": top})
