@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from PIL import Image
 
@@ -51,3 +52,31 @@ def test_qwen_image_edit_edits(tiny_qwen_image_edits: Callable[[int], Path], tmp
     assert picture(edited.data[0].b64_json).size == (64, 48)
     assert (edited.output_format, edited.usage.input_tokens_details) == ("webp", None)
     assert edited.usage.input_tokens > 0
+
+
+def test_glm_image_draws_and_edits(tiny_glm_images: Callable[[int], Path], tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, models={"glm_image": tiny_glm_images(0)})
+    asked: dict[str, Any] = {"model": "glm_image", "prompt": "a boat", "size": "96x64"}
+    more = {"seed": 3, "num_inference_steps": 2, "guidance_scale": 1.5}
+    with EmbeddedStack(settings, pipelines=["glm_image"]) as stack, stock_client(stack.url) as stock:
+        drawn = stock.client.images.generate(**asked, extra_body=more)
+        edited = stock.client.images.edit(**asked, image=("a.png", samples.image(64, 64)), extra_body=more)
+    assert picture(drawn.data[0].b64_json).size == picture(edited.data[0].b64_json).size == (96, 64)
+    assert drawn.usage.output_tokens > 0
+    assert drawn.usage.input_tokens_details.text_tokens == drawn.usage.input_tokens
+    assert edited.usage.input_tokens > 0
+
+
+def test_upscale_enlarges_with_real_weights(tmp_path: Path) -> None:
+    with (
+        EmbeddedStack(Settings(data_dir=tmp_path), pipelines=["upscale"]) as stack,
+        stock_client(stack.url) as stock,
+    ):
+        source = ("a.png", samples.image(64, 48))
+        edited = stock.client.images.edit(model="upscale", image=source, prompt="", output_format="webp")
+        error = stock.error(
+            openai.BadRequestError, lambda: stock.client.images.generate(model="upscale", prompt="a boat")
+        )
+    assert picture(edited.data[0].b64_json).size == (256, 192)
+    assert (edited.output_format, edited.usage) == ("webp", None)
+    assert (error.param, "no picture" in error.message) == ("prompt", True)
