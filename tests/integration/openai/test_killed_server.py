@@ -5,14 +5,18 @@ The client tries again by itself. Each answer is right, and each request has mad
 
 import io
 import signal
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import numpy as np
+import openai
 import pytest
 from PIL import Image
 
@@ -28,7 +32,13 @@ from tests.oracles import samples
 
 DELAY_S = 3.0  # of each job: the server ends within it
 LATE_S = 60.0
+POLL_S = 0.3
 TEXT = "A lighthouse stands by the sea"
+ASKED: dict[str, Any] = {
+    "model": "echo_media",
+    "input": TEXT,
+    "extra_body": {"stages": {"answer": {"delay_s": DELAY_S}}},
+}
 
 
 def slowly(stage: str) -> dict[str, Any]:
@@ -83,6 +93,32 @@ def edit(stock: Stock) -> None:
     assert strip_of_picture(made.b64_json) == said(7, TEXT)
 
 
+def response(stock: Stock) -> None:
+    assert stock.client.responses.create(**ASKED).output_text == TEXT
+
+
+def response_in_the_background(stock: Stock) -> None:
+    made = stock.client.responses.create(background=True, **ASKED)
+    while made.status in ("queued", "in_progress"):
+        time.sleep(POLL_S)
+        made = stock.client.responses.retrieve(made.id)
+    assert (made.status, made.output_text) == ("completed", TEXT)
+
+
+def response_taken_up(stock: Stock) -> None:
+    """The text of a stream that breaks off with the server, and of the stream that goes on where it was."""
+    text, last, response_id = "", -1, ""
+    stream = stock.client.responses.create(background=True, stream=True, **ASKED)
+    with suppress(httpx2.HTTPError, openai.APIError):
+        for event in stream:
+            response_id = response_id or event.response.id
+            last = event.sequence_number
+            text += event.delta if event.type == "response.output_text.delta" else ""
+    for event in stock.client.responses.retrieve(response_id, stream=True, starting_after=last):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert (text, event.type) == (TEXT, "response.completed")
+
+
 def video(stock: Stock) -> None:
     made = stock.client.videos.create_and_poll(prompt=TEXT, extra_body={"seed": 3, **slowly("video")}, **SMALL)
     assert made.status == "completed"
@@ -99,6 +135,9 @@ REQUESTS: dict[Callable[[Stock], None], int] = {
     transcription: 1,
     pictures: 2,
     edit: 1,
+    response: 1,
+    response_in_the_background: 1,
+    response_taken_up: 1,
     video: 1,
 }
 """What the client does, and how many stage runs it makes."""
@@ -131,7 +170,9 @@ def test_each_answer_is_right_though_the_server_ends_in_the_middle(
         server.start_again()
         for answer in answers:
             answer.result(LATE_S)
-        assert stock.tries.count("1") >= len(REQUESTS) - 1  # all were cut off, but perhaps the one that polls
+        assert (
+            stock.tries.count("1") >= len(REQUESTS) - 3
+        )  # cut off were all but a stream and, perhaps, those that poll
     ended = made()
     assert sum(len(job.stages) for job in ended) == sum(REQUESTS.values())
     assert {job.status for job in ended} == {JobState.COMPLETED}
