@@ -33,7 +33,7 @@ from omni_jobs.http.request_parameters import (
     idempotency_key_header,
     preferred_wait,
 )
-from omni_jobs.jobs import Detail, JobFilter, as_written
+from omni_jobs.jobs import Detail, JobFilter, SubmitResult, as_written
 from omni_jobs.requests import cancel_after, parse
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
@@ -109,17 +109,9 @@ async def submit_job(
     With `Prefer: wait=N` the answer is the job as it has ended (200), or as it is after that time (202);
     `Preference-Applied` says that the request has waited.
     """
-    body, prompt_embeds = await read_body(request, services.settings.max_body_bytes)
-    parse_body = partial(
-        parse,
-        body,
-        services.settings,
-        prompt_embeds=prompt_embeds,
-        caller=caller,
-        idempotency_key=idempotency_key,
-        expires_in_s=None if cancel_after_ is None else cancel_after(cancel_after_),
-    )
-    result = await services.intake.submit(await services.lanes.run_parsing([body], parse_body))
+    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
+    result = await _submitted(services, caller, request, idempotency_key, expires_in_s)
+    request.state.body.end()  # nothing holds it any more, and the answer may be late
     status = 202 if result.created else 200
     within_s = preferred_wait(request.headers.getlist("Prefer"))
     connection = request.scope["state"].get("connection")
@@ -135,6 +127,23 @@ async def submit_job(
         answer = await run_sync(lambda: _answer(_seen(services, caller, result.job_id), status))
     answer.headers["Location"] = f"{services.settings.root_path}/v1/jobs/{result.job_id}"
     return answer
+
+
+async def _submitted(
+    services: Services, caller: Caller, request: Request, idempotency_key: str | None, expires_in_s: float | None
+) -> SubmitResult:
+    """Read the body and submit its job. A function of its own, because the answer may be late."""
+    body, prompt_embeds = await read_body(request, services.settings.max_body_bytes)
+    parse_body = partial(
+        parse,
+        body,
+        services.settings,
+        prompt_embeds=prompt_embeds,
+        caller=caller,
+        idempotency_key=idempotency_key,
+        expires_in_s=expires_in_s,
+    )
+    return await services.intake.submit(await services.lanes.run_parsing([body], parse_body))
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from anyio.to_thread import run_sync
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import FirstTry, Jobs
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +20,19 @@ class LeftJobs:
         self._jobs = jobs
         self._notes: set[asyncio.Task[None]] = set()
 
-    def leave(self, job_ids: Sequence[str], key: str | None = None) -> None:
-        """Note that the client of these jobs has left. Return at once, because the request may be cancelled already.
+    def leave(self, job_ids: Sequence[str], first_try: FirstTry | None = None) -> None:
+        """Note that the client of these jobs has left, and may send its request again.
 
-        ``key``: the one under which its first try submitted them, if the client gave none.
+        Return at once, because the request may be cancelled already.
         """
-        note = asyncio.create_task(self._note(job_ids, key))
+        self._begin(self._left(job_ids, first_try))
+
+    def end(self, first_try: FirstTry) -> None:
+        """Note that the client of a request has its answer. Return at once."""
+        self._begin(self._ended(first_try))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        note = asyncio.create_task(work)
         self._notes.add(note)
         note.add_done_callback(self._notes.discard)
 
@@ -33,10 +41,16 @@ class LeftJobs:
         while self._notes:
             await asyncio.wait(self._notes)
 
-    async def _note(self, job_ids: Sequence[str], key: str | None) -> None:
+    async def _left(self, job_ids: Sequence[str], first_try: FirstTry | None) -> None:
         try:
             await run_sync(self._jobs.abandon, job_ids)
-            if key is not None:
-                await run_sync(self._jobs.lose_try, key)
+            if first_try is not None:
+                await run_sync(self._jobs.lose_try, first_try)
         except OmniJobsError as error:
             logger.warning("%d jobs go on, whose client has left: %s", len(job_ids), error)
+
+    async def _ended(self, first_try: FirstTry) -> None:
+        try:
+            await run_sync(self._jobs.end_try, first_try)
+        except OmniJobsError as error:
+            logger.warning("a later request of the same text may get the job of one that was answered: %s", error)

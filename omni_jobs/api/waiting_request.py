@@ -17,7 +17,7 @@ from omni_jobs.errors import Gone, OmniJobsError, ServerBusy, StillRunning
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.places import Connection
 from omni_jobs.http.request_parameters import idempotency_key_header
-from omni_jobs.jobs import StoredArtifact, SubmitResult
+from omni_jobs.jobs import FirstTry, StoredArtifact, SubmitResult
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
 from omni_jobs.openai.waiting import wait_for_ends, wait_limit_s
 from omni_jobs.pipelines.outputs import output
@@ -38,12 +38,12 @@ class SubmittedJobs:
 
     ids        of one job at least
     has_key    whether the same request, sent again, gives these jobs again
-    first_try  the key that stands for the client's own, where it gave none
+    first_try  what stands for the client's own key, where it gave none
     """
 
     ids: Sequence[str]
     has_key: bool
-    first_try: str | None
+    first_try: FirstTry | None
     services: Services
     caller: Caller
     connection: Connection | None
@@ -78,6 +78,11 @@ class SubmittedJobs:
     def leave(self) -> None:
         """Note that the client has left, so that the jobs are cancelled unless somebody asks for them."""
         self.services.left_jobs.leave(self.ids, self.first_try)
+
+    async def end_try(self) -> None:
+        """Note that the client has its answer, so that a request that comes later is none of its repetitions."""
+        if self.first_try is not None and not self.has_left:
+            self.services.left_jobs.end(self.first_try)
 
     def see(self, job_id: str) -> JobView:
         """Return a job as the client may see it. Call this on a thread."""
@@ -139,20 +144,20 @@ class WaitingRequest:
         wanted, submissions = await services.lanes.run_parsing([body], parse)
         first_try = None
         if self.idempotency_key is None and self.retry_count is not None:
-            first_try = await run_sync(self._key_of_try, caller, submissions[0].sent)
+            first_try = await run_sync(self._first_try, caller, submissions[0].sent, int(self.retry_count))
             submissions = [
-                replace(each, idempotency_key=f"{first_try}#{number}") for number, each in enumerate(submissions)
+                replace(each, idempotency_key=f"{first_try.key}#{number}") for number, each in enumerate(submissions)
             ]
         try:
             ids = await self._submit(submissions)
         except OmniJobsError as error:
             if first_try is not None:
-                note = services.jobs.lose_try if error.retryable else services.jobs.drop_try
+                note = services.jobs.lose_try if error.retryable else services.jobs.end_try
                 with suppress(OmniJobsError):  # the client gets the error of its request
                     await run_sync(note, first_try)
             raise
         self.request.state.body.end()  # nothing holds it any more, and the answer may be late
-        return wanted, SubmittedJobs(
+        jobs = SubmittedJobs(
             ids=ids,
             has_key=self.idempotency_key is not None or first_try is not None,
             first_try=first_try,
@@ -161,11 +166,13 @@ class WaitingRequest:
             connection=self.request.scope["state"].get("connection"),
             within_s=wait_limit_s(services.settings.wait_limit_s, self.read_timeout),
         )
+        self.request.state.when_answered = jobs.end_try
+        return wanted, jobs
 
-    def _key_of_try(self, caller: Caller, sent: Mapping[str, Any]) -> str:
+    def _first_try(self, caller: Caller, sent: Mapping[str, Any], number: int) -> FirstTry:
         """Return the key under which the client's first try of this request has submitted, or does."""
         digest = request_digest({"path": self.request.scope["route"].path, "body": sent})
-        return self.services.jobs.key_of_try(caller.tenant, digest, int(self.retry_count or 0))
+        return FirstTry(self.services.jobs.key_of_try(caller.tenant, digest, number), number)
 
     async def _submit(self, submissions: Sequence[Submission]) -> list[str]:
         """Submit all or none, and return the ids of the jobs. Raises the first error."""
@@ -173,9 +180,8 @@ class WaitingRequest:
         results = await services.intake.submit_many(submissions, wait_for_decoders=False)
         made = [result for result in results if isinstance(result, SubmitResult)]
         if len(made) < len(results):
-            for result in made:
-                if result.created:
-                    await run_sync(services.jobs.cancel, result.job_id)
+            if new := [result.job_id for result in made if result.created]:
+                await run_sync(services.jobs.withdraw, new)
             raise next(result for result in results if isinstance(result, OmniJobsError))
         if repeated := [result.job_id for result in made if not result.created]:
             await run_sync(services.jobs.ask_for, repeated)

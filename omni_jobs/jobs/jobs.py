@@ -25,8 +25,9 @@ from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
-from omni_jobs.jobs.life.first_tries import drop_try, key_of_try, lose_try
+from omni_jobs.jobs.life.first_tries import end_try, keep_try, key_of_try, lose_try, new_key
 from omni_jobs.jobs.life.progress import report_progress
+from omni_jobs.jobs.life.report import withdraw
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
 from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
@@ -149,6 +150,7 @@ class Jobs:
         token = secrets.token_hex(8)  # the same in each try of the transaction
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
 
+    withdraw = _writes(withdraw)
     abandon = _writes(abandon)
     abandoned = _reads(abandoned)
 
@@ -157,9 +159,23 @@ class Jobs:
         if left := self.abandoned(job_ids):
             self._db.run(lambda tx: ask_for(tx, left))
 
-    key_of_try = _writes(key_of_try)
+    def key_of_try(self, tenant: str, request: str, number: int) -> str:
+        """Return the idempotency key for a request, as :func:`omni_jobs.jobs.life.first_tries.key_of_try` says."""
+        key, is_found = new_key(), False
+
+        def transaction(tx: Connection) -> str:
+            nonlocal key, is_found
+            if is_found:  # the answer of the try before may be lost, after its commit
+                keep_try(tx, key, number)
+                return key
+            found = key_of_try(tx, tenant, request, number, key)
+            key, is_found = found, found != key
+            return found
+
+        return self._db.run(transaction)
+
     lose_try = _writes(lose_try)
-    drop_try = _writes(drop_try)
+    end_try = _writes(end_try)
 
     def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.background import BackgroundTask
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import answer_to, invalid_parameter
@@ -27,11 +28,11 @@ class OpenAIRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                return await handle(request)
+                return _noted(request, await handle(request))
             except JobFailure as failure:
                 failed = answer_to(failure.error, failure.status, job_id=failure.job_id)
                 failed.headers["Location"] = f"{request.scope.get('root_path', '')}/v1/jobs/{failure.job_id}"
-                return failed
+                return _noted(request, failed)
             except RequestValidationError as error:
                 return answer_to(invalid_parameter(error), _THEIRS)
             except OmniJobsError as error:
@@ -40,3 +41,11 @@ class OpenAIRoute(APIRoute):
                 return answer_to(error, _THEIRS)
 
         return answer
+
+
+def _noted(request: Request, answer: Response) -> Response:
+    """Return the answer, behind which ``request.state.when_answered`` is called if a route has set it."""
+    when_answered = getattr(request.state, "when_answered", None)
+    if when_answered is not None:
+        answer.background = BackgroundTask(when_answered)
+    return answer

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, Text, bindparam, select
+from sqlalchemy import Connection, Text, bindparam, select, update
 
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
-from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow
+from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow, JobRow
 from omni_jobs.errors import StageError
 from omni_jobs.jobs.life.successors import ACTIVE, Run
 from omni_jobs.jobs.life.transition import JobTransition
@@ -154,3 +154,12 @@ def cancel(tx: Connection, job_id: str) -> JobState:
         transition.stop({job_id: None})
         transition.write()
     return transition.states[job_id]
+
+
+def withdraw(tx: Connection, job_ids: Sequence[str]) -> None:
+    """Cancel jobs that were submitted a moment ago and are not wanted, and free their idempotency keys.
+
+    Whoever submits under these keys again makes new jobs, and does not get cancelled ones.
+    """
+    cancel_all(tx, sorted(job_ids))
+    tx.execute(update(JobRow).where(JobRow.id.in_(sorted(job_ids))).values(idempotency_key=None))
