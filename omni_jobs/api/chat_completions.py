@@ -80,7 +80,7 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
         jobs.services.jobs,
         jobs.services.watch,
         jobs.see,
-        partial(_sound, jobs),
+        lambda job: jobs.on_artifact_thread(partial(_sound, jobs, job)),
         jobs.leave,
         jobs.caller.sees,
         stage=wanted.text_stage,

@@ -233,7 +233,8 @@ def stream_of(events: AsyncGenerator[ServerSentEvent, None], ping: Callable[[], 
 async def _lines(events: AsyncGenerator[ServerSentEvent, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events):
         async for event in events:
-            yield event.encode().replace(b"\r\n", _LINE_END.encode())  # data are JSON, which has neither
+            encoded = event.encode()  # data are JSON, which has no line ends
+            yield encoded.replace(b"\r\n", _LINE_END.encode()) if encoded.endswith(b"\r\n") else encoded
 
 
 async def _from(

@@ -143,7 +143,13 @@ async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs)
             answer = await jobs.answer(partial(_whole, request, wanted, jobs))
         else:
             stream = ImageStream(
-                jobs.services.watch, jobs.see, partial(_picture, jobs), jobs.leave, jobs.caller.sees, wanted
+                jobs.services.watch,
+                jobs.see,
+                partial(_picture, jobs),
+                jobs.on_artifact_thread,
+                jobs.leave,
+                jobs.caller.sees,
+                wanted,
             )
             with made_once(jobs.ids[0], has_key=jobs.has_key):
                 answer = await answer_with(stream.events(jobs.ids, jobs.connection))

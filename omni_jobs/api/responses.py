@@ -87,7 +87,6 @@ async def create_response(
     on. With `background` the answer comes at once, and the job goes on whatever becomes of its client. With
     `stream` the events come, and `GET` takes them up where they break off.
     """
-    waiting.check_room(caller)
     wanted, jobs = await _submitted(caller, request, services, waiting)
     if wanted.stream:
         answer = await _streamed(wanted, jobs)
@@ -107,9 +106,15 @@ async def _submitted(
     body = await read_json(request, settings.max_body_bytes)
     fields = ResponseFields()
 
+    def read() -> dict[str, Any]:
+        return parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
+
+    sent = await services.lanes.run_parsing([body], read)
+    if sent.get("stream") is True or sent.get("background") is not True:
+        waiting.check_room(caller)
+    earlier = [] if sent.get(FIELD) is None else await run_sync(_earlier, services, caller, sent[FIELD])
+
     def parse() -> tuple[WantedResponse, list[Submission]]:
-        sent = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-        earlier = _earlier(services, caller, sent.get(FIELD))
         response = ResponseRequest.of(sent, services.pipelines, earlier)
         fields.places = response.places
         return response.answer, [response.submission(sent, len(body), caller, waiting.idempotency_key)]
@@ -119,9 +124,7 @@ async def _submitted(
 
 
 def _earlier(services: Services, caller: Caller, response_id: Any) -> list[dict[str, Any]]:
-    """Return the messages of the response that another follows; none, if it follows none. Call this on a thread."""
-    if response_id is None:
-        return []
+    """Return the messages of the response that another follows. Call this on a thread."""
     found = _RESPONSE_ID.fullmatch(response_id) if isinstance(response_id, str) else None
     if found is None:
         raise InvalidRequest("must be the id of a response", field=FIELD)
@@ -215,10 +218,15 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
     after: Annotated[str | None, Query(max_length=100, description="the id of an item: those that follow it")] = None,
-) -> InputItems:
+) -> Response:
     """List the items of a response's input, those of the responses that it follows among them. Media are left out."""
-    _, request = await run_sync(_read, services, caller, job_id)
-    return page_of(job_id, request, limit=limit, newest_first=order == "desc", after=after)
+
+    def page() -> Response:
+        _, request = _read(services, caller, job_id)
+        items = page_of(job_id, request, limit=limit, newest_first=order == "desc", after=after)
+        return Response(items.model_dump_json(), media_type="application/json")
+
+    return await run_sync(page)
 
 
 def _read(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:

@@ -60,7 +60,7 @@ class SubmittedJobs:
         with made_once(self.ids[0], has_key=self.has_key):
             await wait_for_ends(watch, self.ids, self.within_s, self.caller.sees, self.connection)
             try:
-                return await self.services.artifact_threads.run(self.caller.sees, lambda: read(self._completed()))
+                return await self.on_artifact_thread(lambda: read(self._completed()))
             except JobFailure as failure:
                 if not isinstance(failure.error, StillRunning):
                     raise
@@ -69,6 +69,10 @@ class SubmittedJobs:
                 elif watch.is_released and self.has_key:
                     raise ServerBusy("the server stops: send the request again, to get the same job") from None
                 raise
+
+    async def on_artifact_thread(self, work: Callable[[], T]) -> T:
+        """Call ``work``, which reads artifacts, on a thread of those that the caller's tenant may use for that."""
+        return await self.services.artifact_threads.run(self.caller.sees, work)
 
     @property
     def has_left(self) -> bool:

@@ -8,7 +8,7 @@ was told; if it writes something else, the stream ends with the error ``text_cha
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -44,14 +44,14 @@ class ChatStream:
         jobs: Jobs,
         watch: Watch,
         see: Callable[[str], JobView],
-        sound: Callable[[JobView], ChatAudio | None],
+        sound: Callable[[JobView], Awaitable[ChatAudio | None]],
         leave: Callable[[], None],
         tenant: str | None,
         *,
         stage: str,
         include_usage: bool,
     ) -> None:
-        """``see`` reads a job, and ``sound`` what a completed one has made of sound; both are called on threads.
+        """``see`` reads a job, on a thread, and ``sound`` what a completed one has made of sound.
 
         ``leave`` is called where the client leaves before the end. ``stage`` makes the text. ``tenant`` is the one for
         which the client counts among those that watch.
@@ -141,7 +141,7 @@ class ChatStream:
         check_completed(job)
         for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):
             yield self._chunk(index, {"content": part})
-        for chunk in self._rest(index, job, await run_sync(self._sound, job)):
+        for chunk in self._rest(index, job, await self._sound(job)):
             yield chunk
         ended.append(job)
 

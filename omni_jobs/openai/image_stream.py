@@ -8,11 +8,11 @@ All jobs run side by side. They are told one after the other, because each watch
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
@@ -59,17 +59,20 @@ class ImageStream:
         watch: Watch,
         see: Callable[[str], JobView],
         read: Callable[[JobView], tuple[Iterable[bytes], str]],
+        run: Callable[[Callable[[], ServerSentEvent]], Awaitable[ServerSentEvent]],
         leave: Callable[[], None],
         tenant: str | None,
         wanted: WantedPictures,
     ) -> None:
         """``see`` reads a job as the client may see it, and ``read`` its picture: bytes in pieces, and their format.
+        ``run`` calls both on a thread of those that read artifacts.
 
         ``leave`` is called if the client leaves before the end. ``tenant`` is whom the client ``sees``.
         """
         self._watch = watch
         self._see = see
         self._read = read
+        self._run = run
         self._leave = leave
         self._tenant = tenant
         self._wanted = wanted
@@ -105,7 +108,7 @@ class ImageStream:
                             has_begun = True
                     if connection is not None and connection.has_left:
                         return
-                    event = await run_sync(self._completed, job_id)
+                    event = await self._run(partial(self._completed, job_id))
                     self._has_ended = job_id == job_ids[-1]
                     yield event
         except JobFailure as failure:
@@ -164,7 +167,7 @@ class _LargeEvent(ServerSentEvent):
 
     def __init__(self, event: str, data: Iterable[bytes]) -> None:
         super().__init__()
-        self._encoded = b"".join([f"event: {event}\r\ndata: ".encode(), *data, b"\r\n\r\n"])
+        self._encoded = b"".join([f"event: {event}\ndata: ".encode(), *data, b"\n\n"])
 
     def encode(self) -> bytes:
         return self._encoded

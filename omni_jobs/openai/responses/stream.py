@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from omni_jobs.errors import OmniJobsError, TextChanged
+from omni_jobs.errors import OmniJobsError, StillRunning, TextChanged
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
@@ -103,7 +103,12 @@ class ResponseStream:
         """
         try:
             async with aclosing(self._all(connection)) as events:
-                yield await anext(events)
+                try:
+                    first = await anext(events)
+                except OmniJobsError:
+                    self._has_ended = True  # the client is told, and of the job that it has made
+                    raise
+                yield first
                 async for event in events:
                     yield event
         finally:  # it may be cancelled or closed at any event
@@ -121,7 +126,7 @@ class ResponseStream:
                 for event in self._new(_begin(job, request)):
                     yield event
                 while glance is not None:
-                    if glance.state is not JobState.QUEUED:
+                    if glance.state is not JobState.QUEUED and self._last < IN_PROGRESS:
                         for event in self._new([_as_it_was(IN_PROGRESS, "in_progress", job, request)]):
                             yield event
                     for event in self._new(await self._grown(job, glance)):
@@ -134,6 +139,8 @@ class ResponseStream:
                     for event in self._new(await self._end(job, request)):
                         yield event
                     self._has_ended = True
+                elif self._leave is not None and not (connection is not None and connection.has_left):
+                    raise StillRunning(f"the server stops, and job {job.id} goes on")
             except OmniJobsError as error:
                 self._has_ended = True
                 shape = shape_of(error)
