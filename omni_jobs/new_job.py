@@ -49,6 +49,32 @@ class NewStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """A job as its forks are made of it. How far its stages are, a fork finds out as it is written."""
+
+    job_id: str
+    pipeline: PipelineId
+    pipeline_version: str
+    request: Mapping[str, Any]  # NewJob.request
+    media: Sequence[Mapping[str, Any]]  # NewJob.media
+    metadata: Mapping[str, Any]
+    seed: int
+    priority: Priority
+    cost: float
+    keeps_payloads: bool
+    stored_bytes: Mapping[str, int]  # of the result, the payload and the artifacts of each of its stages
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a fork takes over from another job: the ends of these stages, with their payloads and artifacts."""
+
+    job_id: str
+    stages: frozenset[str]
+    stored_bytes: int = 0  # of their results, payloads and artifacts
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
     """A request that was checked whole and can be run.
 
@@ -70,6 +96,8 @@ class NewJob:
     cost             what its turn costs its tenant; 1: a plain job's
     expires_in_s     seconds from the submit on; at most one of the two is given
     expires_at       seconds since 1970; it may have passed, because admission has no clock
+    keeps_payloads   its payloads stay after the stages that took them, and after its end, so that it can be forked
+    reuse            of a fork: what it takes over; its media are not kept for it, because no stage of it reads them
     """
 
     job_id: str
@@ -89,3 +117,5 @@ class NewJob:
     idempotency_key: str | None = None
     expires_in_s: float | None = None
     expires_at: float | None = None
+    keeps_payloads: bool = False
+    reuse: Reuse | None = None

@@ -279,6 +279,7 @@ class JobView(_View):
     seed: int
     expires_at: datetime | None = None  # the deadline
     retries: int = 0  # how often its user retried it after its end
+    forked_from: str | None = None  # the job whose earlier stages it took over; that one may be deleted by now
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.NORMAL  # among its tenant's jobs
     usage: UsageView | None = None  # the sum of its stages'; null: no attempt has ended

@@ -100,6 +100,7 @@ JOB: dict[str, Any] = {
     "seed": 7,
     "expires_at": "2026-01-05T09:45:00.120000Z",
     "retries": 0,
+    "forked_from": None,
     "tenant": DEFAULT_TENANT,
     "priority": "normal",
 }

@@ -229,6 +229,7 @@ class StageRunRow(Base):
     payload_inline: Mapped[bytes | None] = mapped_column(LargeBinary)  # its bytes, if they are few
     payload_bytes: Mapped[int | None] = mapped_column(BigInteger)
     payload_gone: Mapped[bool] = mapped_column(default=False)  # deleted, because no stage needed it any more
+    taken_from: Mapped[str | None] = mapped_column(String(40))  # the job that made the payload; None: its own
     finish_reason: Mapped[str | None] = mapped_column(String(40))  # set with succeeded: why the model ended its tokens
     warnings: Mapped[Any | None] = mapped_column(JsonText)  # set with succeeded: [{code, message}]; None: none
     # StoredSnapshot.to_json: where the next attempt goes on. Set while it runs, kept over attempts, gone with its end.
@@ -276,6 +277,38 @@ class JobLabelRow(Base):
     label: Mapped[str] = mapped_column(String(32), primary_key=True)  # label_of(name, value)
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)  # the job's
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, index=True)
+
+
+class KeepingJobRow(Base):
+    """The row of a job that keeps its payloads: no end of a stage run or of the job drops them, only time does.
+
+    As of forks and shared objects, a foreign key would cost more than the rows, which go with their job.
+    """
+
+    __tablename__ = "keeping_jobs"
+
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+
+
+class ForkRow(Base):
+    """The row of a fork: the job whose earlier stages it took over, which may be deleted since."""
+
+    __tablename__ = "forks"
+
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    origin: Mapped[str] = mapped_column(String(40))
+
+
+class SharedObjectRow(Base):
+    """The row of a fork's share in an object of another job: a payload or an artifact. Written with the fork.
+
+    It only tells where to look: the object is kept as long as a stage run or an artifact of either job refers to it.
+    """
+
+    __tablename__ = "shared_objects"
+
+    key: Mapped[str] = mapped_column(String(240), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True, index=True)  # the fork
 
 
 class EventRow(Base):

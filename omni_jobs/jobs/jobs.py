@@ -1,6 +1,6 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, delete;  cancel_all, delete_all
+submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, fork, delete;  cancel_all, delete_all
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
 
 Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
@@ -20,10 +20,10 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs.crew import lease, rescue
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep import usage
-from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans
+from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
-from omni_jobs.jobs.life import claim, report, retry_job, submit
+from omni_jobs.jobs.life import claim, fork_job, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
 from omni_jobs.jobs.life.first_tries import end_try, keep_try, key_of_try, lose_try, new_key
 from omni_jobs.jobs.life.progress import report_progress
@@ -151,6 +151,16 @@ class Jobs:
         return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
 
     withdraw = _writes(withdraw)
+    origin = _reads(fork_job.origin)
+
+    def fork(self, job: NewJob) -> SubmitResult:
+        """Write a job that takes over the earlier stages of another one, and return its result.
+
+        :func:`omni_jobs.jobs.life.fork_job.fork` says which, and what it raises.
+        """
+        rows = submit.rows_of(job)
+        return self._db.run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants))
+
     abandon = _writes(abandon)
     abandoned = _reads(abandoned)
 
@@ -239,6 +249,7 @@ class Jobs:
     forget_garbage = _writes(forget_garbage)
     orphans = _reads(orphans)
     prune_usage = _writes(usage.prune)
+    still_shared = _reads(still_shared)
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 

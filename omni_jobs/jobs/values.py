@@ -146,6 +146,7 @@ class Claim(NamedTuple):
     snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
     is_high: bool = False  # its job's priority: it may take a slot that is kept for such
     watched_since: float | None = None  # since when its job is watched; None: it is not
+    makers: Mapping[str, str] = MappingProxyType({})  # of a fork's payloads: the job that made each, by input stage
 
 
 class Claims(NamedTuple):
@@ -342,3 +343,4 @@ class Garbage:
 
     id: int
     what: str
+    owner: str  # the job that let go of them; of an object that it shared, another one than the key's

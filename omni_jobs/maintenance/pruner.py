@@ -141,9 +141,11 @@ class Pruner(Rounds):
 
     def _delete_garbage(self, garbage: Sequence[Garbage]) -> tuple[list[int], int]:
         """Return the ids of the garbage of which nothing is left, and the number of objects deleted."""
-        ids = {item.what: item.id for item in garbage if not item.what.endswith("/")}
-        deleted = self._delete_objects(list(ids))
-        done, count = [ids[key] for key in deleted], len(deleted)
+        shared = self._jobs.still_shared(garbage)
+        keys = {item.what for item in garbage if not item.what.endswith("/")}
+        deleted = self._delete_objects(sorted(keys - shared))
+        over = shared.union(deleted)  # who refers to a shared object notes it again as it lets go
+        done, count = [item.id for item in garbage if item.what in over], len(deleted)
         for item in garbage:
             if item.what.endswith("/"):
                 is_done, under_prefix = self._delete_prefix(item.what)

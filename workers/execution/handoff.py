@@ -105,7 +105,11 @@ class HandOff:
         else:
             data = self._read(stored, stage, max_bytes=max_bytes)
             payload = Payload.decode(data, max_bytes, key=stored.key, stage=self._stage.name)
-        due = {"job_id": claim.job_id, "stage": stage, "kind": self._stage.pipeline.stage(stage).produces}
+        due = {
+            "job_id": claim.makers.get(stage, claim.job_id),
+            "stage": stage,
+            "kind": self._stage.pipeline.stage(stage).produces,
+        }
         for name, value in due.items():
             if (found := getattr(payload.manifest, name)) != value:
                 raise PayloadCorrupt(

@@ -31,16 +31,19 @@ from omni_jobs.database.statement import AnyRow, Statements, listed
 from omni_jobs.database.tables import (
     ArtifactRow,
     EventRow,
+    ForkRow,
     GarbageRow,
     JobRow,
+    KeepingJobRow,
+    SharedObjectRow,
     StageRunRow,
     WatchedJobRow,
     state_seen,
 )
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.jobs.keep import stored_bytes
-from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
-from omni_jobs.jobs.keep.retention import KINDS, Retention
+from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE, note_shared_objects
+from omni_jobs.jobs.keep.retention import KEEPS_PAYLOADS, KINDS, Retention
 from omni_jobs.jobs.values import PruneResult
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
@@ -86,6 +89,7 @@ def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResu
             JobRow.payloads_gone,
             JobRow.inputs_gone,
             JobRow.artifacts_gone,
+            KEEPS_PAYLOADS,
         )
         .where(JobRow.prune_at <= at, JobRow.finished_at.is_not(None))
         .order_by(JobRow.prune_at)
@@ -108,8 +112,8 @@ def prune(tx: Connection, retention: Retention, at_most: int = 500) -> PruneResu
                 due_now[kind].append(job)
             rows.append((job.id, min([job_due, *later.values()]), *(kind not in later for kind in KINDS)))
     payloads, inputs, artifacts = due_now.values()
-    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in deleted])
     _delete(tx, deleted)
+    note_shared_objects(tx, [job.id for job in (*payloads, *artifacts)])
     if payloads:
         ids = {"ids": listed(job.id for job in payloads)}
         with_objects = sorted(tx.execute(_WITH_STORED_PAYLOADS, ids).scalars())
@@ -159,9 +163,12 @@ def _prune_events(tx: Connection, before: float, at_most: int) -> int:
 
 
 def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
+    """Delete these jobs with all their rows, and note their objects as garbage."""
     if job_ids:
-        tx.execute(delete(EventRow).where(EventRow.job_id.in_(job_ids)))
-        tx.execute(delete(WatchedJobRow).where(WatchedJobRow.job_id.in_(job_ids)))  # with the pieces of its texts
+        INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in job_ids])
+        note_shared_objects(tx, job_ids)
+        for row in (EventRow, WatchedJobRow, KeepingJobRow, ForkRow, SharedObjectRow):  # a watched one with its texts
+            tx.execute(delete(row).where(row.job_id.in_(job_ids)))
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
@@ -170,7 +177,6 @@ def delete_jobs(tx: Connection, job_ids: Sequence[str]) -> set[str]:
     has_ended = reduce(operator.or_, (state_seen(JobRow.state, state) for state in JobState if state.is_final))
     query = select(JobRow.id).where(one_of(JobRow.id, _ids), has_ended).order_by(JobRow.id).with_for_update()
     ended = list(tx.execute(query, {"ids": listed(job_ids)}).scalars())
-    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in ended])
     before = stored_bytes.of_jobs(tx, ended)
     _delete(tx, ended)
     stored_bytes.add(tx, stored_bytes.change(before, {}))
@@ -192,7 +198,6 @@ def delete_job(tx: Connection, job_id: str) -> None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
     if not JobState(state).is_final:
         raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
-    INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id))])
     before = stored_bytes.of_jobs(tx, [job_id])
     _delete(tx, [job_id])
     stored_bytes.add(tx, stored_bytes.change(before, {}))

@@ -9,7 +9,7 @@ A worker that keeps slots for high jobs asks for two numbers of stage runs: thos
 jobs. The latter are found by an index of their own, because none may stand at the beginning of a long line.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -97,14 +97,21 @@ def _started(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -
         ],
     )
     job_of_id = {job[0]: job for job in jobs}
-    payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline in payloads}
-    return [_claim(run, job_of_id[run[1]], payload_of) for run in stage_runs]
+    payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline, _ in payloads}
+    maker_of = {(job_id, stage): maker for job_id, stage, _, _, maker in payloads if maker is not None}
+    return [_claim(run, job_of_id[run[1]], payload_of, maker_of) for run in stage_runs]
 
 
 def _claim(
-    stage_run: Sequence[Any], job: Sequence[Any], payload_of: dict[tuple[str, str], ObjectRef | bytes | None]
+    stage_run: Sequence[Any],
+    job: Sequence[Any],
+    payload_of: Mapping[tuple[str, str], ObjectRef | bytes | None],
+    maker_of: Mapping[tuple[str, str], str],
 ) -> Claim:
-    """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``, and of payloads by job and stage."""
+    """Make a claim of the columns of ``claimed_stage_runs`` and ``claimed_jobs``.
+
+    The payloads, and the jobs that made those of forks, are given by job and stage.
+    """
     stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, snapshot = stage_run
     _, pipeline, request, media, seed, watched_since = job
     upstream = stage_names(inputs)
@@ -119,6 +126,7 @@ def _claim(
         media=() if upstream or media == "[]" else decode_json(media),
         seed=seed,
         upstream={earlier: payload_of[job_id, earlier] for earlier in upstream},
+        makers={earlier: maker_of[job_id, earlier] for earlier in upstream if (job_id, earlier) in maker_of},
         has_successors=bool(has_successors),
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
         is_high=bool(is_high),

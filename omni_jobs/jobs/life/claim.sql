@@ -93,7 +93,7 @@ FROM jobs WHERE id {in jobs_of_runs}
 {jobs_of_runs} AND inputs <> '[]'
 
 -- claimed_payloads: reads the payloads of their earlier stages.
-SELECT job_id, stage, payload_ref, payload_inline FROM stage_runs
+SELECT job_id, stage, payload_ref, payload_inline, taken_from FROM stage_runs
 WHERE job_id {in jobs_with_inputs} AND state || '' = 'succeeded'
 
 -- note_turn: notes how far the worker has got in its line.

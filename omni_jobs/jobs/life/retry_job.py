@@ -57,6 +57,7 @@ _START_OVER = (
         payload_inline=None,
         payload_bytes=None,
         payload_gone=False,
+        taken_from=None,
         finish_reason=None,
         warnings=None,
     )

@@ -31,6 +31,7 @@ _INSERT_JOBS = _sql.bulk(
     "id pipeline pipeline_version pipeline_digest modalities request request_digest idempotency_key media "
     "metadata seed tenant priority cost deadline created_at",
 )
+_INSERT_KEEPING_JOBS = _sql.bulk("insert_keeping_jobs_unless_there", "job_id")
 _INSERT_STAGE_RUNS = _sql.bulk(
     "insert_stage_runs_unless_there",
     "job_id position pipeline pipeline_digest stage queue inputs has_successors retries is_high queue_limit_s "
@@ -84,8 +85,8 @@ def rows_of(job: NewJob) -> JobRows:
     stages = tuple(stage.name for stage in job.stages)
     labels = [(label_of(name, value), job.tenant, job.job_id) for name, value in job.metadata.items()]
     wish = Wish(job.pipeline, job.tenant, job.priority, stages, job.cost)
-    stored = len(request) + len(metadata) + stored_bytes.of_media(job.media)
-    stored += stored_bytes.of_empty_job(len(stages), len(labels))
+    media = 0 if job.reuse is not None else stored_bytes.of_media(job.media)
+    stored = len(request) + len(metadata) + media + stored_bytes.of_empty_job(len(stages), len(labels))
     return JobRows(job, values, _stage_run_values(job), labels, wish, stored)
 
 
@@ -128,6 +129,7 @@ def _write(
     ]
     inserted = _INSERT_STAGE_RUNS.run(tx, rows)
     _INSERT_LABELS.run(tx, [label for each in ours for label in each.labels])
+    _INSERT_KEEPING_JOBS.run(tx, [(each.job.job_id,) for each in ours if each.job.keeps_payloads])
     queues = quota.enter(tx, {each.job.job_id: each.wish for each in ours if each.job.tenant in limited})
     for each in ours:
         job = each.job
@@ -174,8 +176,14 @@ def _whole(stage_run: tuple[Any, ...], turn: int, at: float, is_held: bool) -> t
 
 
 def _first_queues(job: NewJob) -> set[str]:
-    """Return the queues of the job's first stages, which take no other stage's payload."""
-    return {queue_of(stage.queue, job.priority) for stage in job.stages if not _inputs(job, stage)}
+    """Return the queues of the stages that the job begins with."""
+    return {queue_of(stage.queue, job.priority) for stage in job.stages if _is_first(job, stage)}
+
+
+def _is_first(job: NewJob, stage: NewStage) -> bool:
+    """Return whether the job begins with this stage: it takes no other stage's payload but those of reused ones."""
+    reused = frozenset[str]() if job.reuse is None else job.reuse.stages
+    return stage.name not in reused and reused.issuperset(_inputs(job, stage))
 
 
 def _inputs(job: NewJob, stage: NewStage) -> list[str]:
@@ -282,7 +290,7 @@ def _stage_run_values(job: NewJob) -> list[tuple[Any, ...]]:
             None if stage.retries == DEFAULT_RETRIES else encode_json(stage.retries.model_dump(exclude_defaults=True)),
             int(job.priority is Priority.HIGH),
             stage.queue_limit_s,
-            (StageRunState.PENDING if inputs else StageRunState.QUEUED).value,
+            (StageRunState.QUEUED if _is_first(job, stage) else StageRunState.PENDING).value,
         )
         stage_runs.append(stage_run)
     return stage_runs

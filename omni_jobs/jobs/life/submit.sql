@@ -48,3 +48,11 @@ INSERT INTO stage_runs (job_id, position, pipeline, pipeline_digest, stage, queu
 VALUES (:job_id, :position, :pipeline, :pipeline_digest, :stage, :queue, :inputs, :has_successors, :retries,
         :queue_limit_s, :is_high, :state, :turn, :queued_at, :due, :queue_deadline, :reason, 0, 0)
 ON CONFLICT DO NOTHING
+
+-- insert_keeping_jobs_unless_there: notes jobs that keep their payloads.
+-- postgresql
+INSERT INTO keeping_jobs (job_id) SELECT * FROM {rows} AS given(job_id text)
+ON CONFLICT DO NOTHING
+RETURNING 1
+-- sqlite
+INSERT INTO keeping_jobs (job_id) VALUES (:job_id) ON CONFLICT DO NOTHING

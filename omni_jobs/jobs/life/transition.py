@@ -88,7 +88,8 @@ class JobTransition:
         self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, *_ in jobs}
         self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, *_ in jobs if ending is not None}
         self._tenants: dict[str, str] = {job_id: tenant for job_id, _, _, tenant, *_ in jobs}
-        self._pipelines: dict[str, str] = {job_id: pipeline for job_id, *_, pipeline, _ in jobs}
+        self._pipelines: dict[str, str] = {job_id: pipeline for job_id, *_, pipeline, _, _ in jobs}
+        self._keeping = {job_id for job_id, *_, keeps_payloads, _ in jobs if keeps_payloads}
         self._stored_bytes: Counter[str] = Counter()  # the changes of what tenants keep stored
         self._used: usage.Used = {}
         self.states: dict[str, JobState] = dict(self._stored_states)
@@ -300,7 +301,8 @@ class JobTransition:
         error = self._job_errors.get(job_id)
         error_json, code = (None, None) if error is None else (encode_json(error), error["code"])
         finished_at = prune_at = self.now if state.is_final else None
-        no_payloads = leaves_no_payloads(state, (run.attempt for run in self._runs_of_job[job_id]))
+        attempts = (run.attempt for run in self._runs_of_job[job_id])
+        no_payloads = job_id not in self._keeping and leaves_no_payloads(state, attempts)
         if no_payloads:
             prune_at = self.now + prune_after_s
         new_ending = ending.value if state == JobState.CANCELLING else None
@@ -341,11 +343,12 @@ class JobTransition:
     def _unneeded_payloads(self) -> list[Run]:
         """Return the stage runs with payloads that no stage needs any more.
 
-        Those are all payloads of jobs that completed, and stored ones whose successors have all succeeded.
+        Those are all payloads of jobs that completed, and stored ones whose successors have all succeeded; but none of
+        jobs that keep their payloads.
         """
         unneeded: list[Run] = []
         just_made = {run.id for run in self._succeeded_runs}  # nobody can have taken their payloads yet
-        for job_id in {run.job_id for run in self._succeeded_runs if run.inputs}:
+        for job_id in {run.job_id for run in self._succeeded_runs if run.inputs} - self._keeping:
             runs = self._runs_of_job[job_id]
             if self.states[job_id] == JobState.COMPLETED:
                 unneeded += [run for run in runs if run.has_payload]

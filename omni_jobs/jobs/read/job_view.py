@@ -16,6 +16,7 @@ from omni_jobs.database.tables import (
     ArtifactRow,
     AttemptErrorRow,
     EventRow,
+    ForkRow,
     JobRow,
     StageRunRow,
 )
@@ -58,6 +59,7 @@ _SHOWN = (
     JobRow.error,
     JobRow.deadline,
     JobRow.retries,
+    select(ForkRow.origin).where(ForkRow.job_id == JobRow.id).scalar_subquery().label("forked_from"),
     JobRow.created_at,
     JobRow.started_at,
     JobRow.finished_at,
@@ -275,6 +277,7 @@ def _view(
         seed=row.seed,
         expires_at=_time(row.deadline),
         retries=row.retries,
+        forked_from=row.forked_from,
         tenant=row.tenant,
         priority=Priority(row.priority),
         usage=sum_usage(used) if (used := [run.usage for run in runs if run.usage is not None]) else None,

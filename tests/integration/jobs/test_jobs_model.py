@@ -7,6 +7,7 @@ transition a few assignments, a claim the first of a sorted list. After every st
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -39,9 +40,12 @@ from omni_jobs.jobs import (
     StoredSnapshot,
     new_job_id,
 )
+from omni_jobs.maintenance.pruner import Pruner
+from omni_jobs.new_job import Reuse
 from omni_jobs.priority import Priority
 from omni_jobs.retry import RetryLimits, is_last_chance
-from omni_jobs.storage import ObjectRef, job_prefix
+from omni_jobs.settings import Settings
+from omni_jobs.storage import ObjectRef, ObjectStore, job_prefix, open_store, payload_key
 from tests.integration.job_steps import (
     fail,
     failures,
@@ -58,7 +62,8 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
 SLOTS = ("a0", "a1", "b0", "b1", "c0", "d0")  # by the stage of their workers
 WEIGHTS = {"heavy": 3.0, "plain": 1.0, "light": 0.25}  # of the tenants
 DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
-OF_JOBS = ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", "jobs")
+BESIDE_JOBS = ("keeping_jobs", "forks", "shared_objects")  # tables whose rows go with their job
+OF_JOBS = ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", *BESIDE_JOBS, "jobs")
 LIMITS = RetryLimits(worker_lost=1, fenced=1, out_of_memory=1)
 LEASE_S = 1000.0
 LONG_S = 1000.0  # longer than any history takes
@@ -84,6 +89,8 @@ class Stage:
     due: bool = True
     won_by: tuple[int, str] | None = None  # the (attempt, worker) whose completion counted
     snapshot: StoredSnapshot | None = None  # the newest, with the one before, until its end
+    payload: str | None = None  # the key of its object, perhaps of another job's; while it is kept
+    is_gone: bool = False  # the payload: it was there
 
     @property
     def queue(self) -> str:
@@ -102,6 +109,7 @@ class Stage:
 class Job:
     stages: dict[str, Stage]
     digest: str
+    keeps_payloads: bool = False
     state: str = "queued"
     ending: str = "cancelled"
     retries: int = 0
@@ -121,8 +129,16 @@ class Job:
                     stage.state, stage.due = "queued", True
             if all(stage.state == "succeeded" for stage in stages):
                 self.state = "completed"
+            self.drop_payloads()
         if self.state in FINAL and len(self.finals) <= self.retries:
             self.finals.append(self.state)
+
+    def drop_payloads(self) -> None:
+        """Of a job that goes on or completes: those go that no stage is going to take."""
+        for stage in self.stages.values():
+            takers = [other.state for other in self.stages.values() if stage.name in other.inputs]
+            if stage.payload is not None and not self.keeps_payloads and set(takers) == {"succeeded"}:
+                stage.payload, stage.is_gone = None, True
 
     def stop(self, ending: str) -> None:
         self.state, self.ending = "cancelling", ending
@@ -135,7 +151,7 @@ class Job:
         for name in names:
             stage = self.stages[name]
             stage.state, stage.failures, stage.owner, stage.won_by = "pending", {}, None, None
-            stage.apart = None
+            stage.apart, stage.payload, stage.is_gone = None, None, False
         for stage in self.stages.values():
             stage.turn, stage.digest = turn, self.digest
         self.settle()
@@ -144,6 +160,14 @@ class Job:
         """These stages, and all that follow from them."""
         more = {name for name, stage in self.stages.items() if names.intersection(stage.inputs)} - names
         return self.followers(names | more) if more else names
+
+    def lacks(self, names: set[str]) -> bool:
+        """Whether these stages would need a payload that is gone."""
+        needed = {earlier for name in names for earlier in self.stages[name].inputs} - names
+        return any(self.stages[name].is_gone for name in needed)
+
+    def succeeded(self) -> set[str]:
+        return {name for name, stage in self.stages.items() if stage.state == "succeeded"}
 
     def stop_waiting(self) -> None:
         for stage in self.stages.values():
@@ -219,28 +243,20 @@ class JobsMachine(RuleBasedStateMachine):
     """One history."""
 
     database: Database  # given by the test
+    store: ObjectStore  # given by the test
 
     def __init__(self) -> None:
         super().__init__()
         with self.database.begin() as tx:
-            for table in (
-                "garbage",
-                "events",
-                "artifacts",
-                "attempt_errors",
-                "stage_runs",
-                "jobs",
-                "workers",
-                "turns",
-                "quota_turns",
-                "stored_bytes",
-                "tenants",
-            ):
+            for table in (*OF_JOBS, "workers", "turns", "quota_turns", "stored_bytes", "tenants"):
                 tx.execute(text(f"DELETE FROM {table}"))
             insert = text("INSERT INTO tenants (name, weight, created_at) VALUES (:name, :weight, 0)")
             tx.execute(insert, [{"name": name, "weight": weight} for name, weight in WEIGHTS.items()])
+        self.store.delete([stored.key for stored in self.store.list()])
         self.jobs = Jobs(self.database)
+        self.pruner = Pruner(self.jobs, self.store, Settings())
         self.model = Model()
+        self.submitted: dict[str, NewJob] = {}
         self.boots = 0
         self.snapshots = 0
         # Every (stage run, attempt, worker) that was ever claimed: late reports come from here.
@@ -254,16 +270,17 @@ class JobsMachine(RuleBasedStateMachine):
             self.start_worker(slot, "d")
         self.start_worker("d0", "d")
         for graph in graphs:
-            self.submit(graph, "d", "plain", Priority.NORMAL)
+            self.submit(graph, "d", "plain", Priority.NORMAL, keeps_payloads=True)
 
     @rule(
         graph=st.sampled_from(sorted(GRAPHS)),
         digest=st.sampled_from(DIGESTS),
         tenant=st.sampled_from(sorted(WEIGHTS)),
         priority=st.sampled_from(Priority),
+        keeps_payloads=st.booleans(),
     )
-    def submit(self, graph: str, digest: str, tenant: str, priority: Priority) -> None:
-        if sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 5:
+    def submit(self, graph: str, digest: str, tenant: str, priority: Priority, keeps_payloads: bool) -> None:
+        if self.is_full():
             return
         job_id = new_job_id()
         stages = [NewStage(name, inputs, f"echo.{name}", LIMITS) for name, inputs in GRAPHS[graph].items()]
@@ -275,22 +292,57 @@ class JobsMachine(RuleBasedStateMachine):
             tenant=tenant,
             priority=priority,
             expires_in_s=LONG_S,
+            keeps_payloads=keeps_payloads,
         )
+        self.submitted[job_id] = job
         submitted = submit_one(self.jobs, job)
+        new = self.written(job)
+        new.settle()
+        assert set(submitted.queues) == self.queues(self.queued_ids(new))
+
+    def written(self, job: NewJob) -> Job:
+        """Note a job that is in SQL now in the model, all its stages pending."""
         with self.database.begin() as tx:
             query = text("SELECT stage, id FROM stage_runs WHERE job_id = :job ORDER BY position")
-            ids = {row.stage: row.id for row in tx.execute(query, {"job": job_id})}
-        turn = self.turn_of(job_id)
-        new = Job(
-            {
-                name: Stage(ids[name], name, inputs, turn, digest, priority is Priority.HIGH)
-                for name, inputs in GRAPHS[graph].items()
-            },
-            digest,
+            ids = {row.stage: row.id for row in tx.execute(query, {"job": job.job_id})}
+        turn, digest, is_high = self.turn_of(job.job_id), job.pipeline.digest, job.priority is Priority.HIGH
+        stages = {
+            stage.name: Stage(ids[stage.name], stage.name, list(stage.inputs), turn, digest, is_high)
+            for stage in job.stages
+        }
+        new = self.model.jobs[job.job_id] = Job(stages, digest, job.keeps_payloads)
+        return new
+
+    def is_full(self) -> bool:
+        return sum(job.state in ACTIVE for job in self.model.jobs.values()) >= 5
+
+    @precondition(lambda self: self.model.jobs and not self.is_full())
+    @rule(data=st.data(), keeps_payloads=st.booleans())
+    def fork(self, data: st.DataObject, keeps_payloads: bool) -> None:
+        """A job in any state, more often one of which a stage has succeeded; from a stage behind that, if there is."""
+        begun = [job_id for job_id, job in self.model.jobs.items() if job.succeeded()]
+        origin_id = data.draw(st.sampled_from(sorted(begun or self.model.jobs)))
+        origin = self.model.jobs[origin_id]
+        from_stage = data.draw(st.sampled_from(list(origin.stages)))
+        reused = origin.stages.keys() - origin.followers({from_stage})
+        job = replace(
+            self.submitted[origin_id],
+            job_id=new_job_id(),
+            keeps_payloads=keeps_payloads,
+            reuse=Reuse(origin_id, frozenset(reused)),
         )
+        self.submitted[job.job_id] = job
+        if not reused <= origin.succeeded() or origin.lacks(origin.stages.keys() - reused):
+            with pytest.raises(Conflict):
+                self.jobs.fork(job)
+            return
+        forked = self.jobs.fork(job)
+        new = self.written(job)
+        for name in reused:
+            stage, taken = new.stages[name], origin.stages[name]
+            stage.state, stage.payload, stage.is_gone = "succeeded", taken.payload, taken.is_gone
         new.settle()
-        self.model.jobs[job_id] = new
-        assert set(submitted.queues) == self.queues(self.queued_ids(new))
+        assert set(forked.queues) == self.queues(self.queued_ids(new))
 
     def turn_of(self, job_id: str) -> int:
         """What the policy gave the job; other tests say whether it is right."""
@@ -305,7 +357,7 @@ class JobsMachine(RuleBasedStateMachine):
         what=st.sampled_from(
             [
                 *("start", "lose lease", "retire", "renew", "rescue", "wait", "wait", "wake"),
-                *("cancel", "expire", "prune"),
+                *("cancel", "expire", "prune", "collect", "collect"),
             ]
         ),
     )
@@ -324,6 +376,8 @@ class JobsMachine(RuleBasedStateMachine):
                 self.expire(data)
             case "prune":
                 self.prune()
+            case "collect":
+                self.collect()
             case "lose lease":
                 self.let_a_lease_run_out(data)
             case "retire":
@@ -466,7 +520,7 @@ class JobsMachine(RuleBasedStateMachine):
     def report_and_claim(self, data: st.DataObject, at_most: int, is_lost: bool) -> None:
         """What ended and what comes in its place; ``is_lost``: the first answer, as a ledger may meet it."""
         worker, reports = self.draw_worker(data, self.has_work), self.draw_reports(data)
-        completions = [Completion(*report, result={"by": report[2]}) for report in reports]
+        completions = [self.completion(*report) for report in reports]
         if worker in self.model.expired:
             won = self.model_complete(reports)
             claims = self.jobs.claim(worker, at_most, reports=completions)
@@ -552,6 +606,9 @@ class JobsMachine(RuleBasedStateMachine):
             assert failures(self.jobs, claim) == stage.failures
             assert (claim.alone, claim.is_high) == (stage.is_suspect, stage.is_high)
             assert claim.snapshot == stage.snapshot
+            upstream = {name: job.stages[name].payload for name in stage.inputs}
+            found_keys = {name: it.key for name, it in claim.upstream.items() if isinstance(it, ObjectRef)}
+            assert found_keys == upstream
             self.claimed.append((stage.id, stage.attempt, worker))
 
     def note_apart(self, worker: str, suspects: list[Stage]) -> None:
@@ -601,10 +658,27 @@ class JobsMachine(RuleBasedStateMachine):
         reports = self.draw_reports(data)
         before = self.claimable()
         won = self.model_complete(reports)
-        outcomes = self.jobs.report([Completion(*report, result={"by": report[2]}) for report in reports])
+        outcomes = self.jobs.report([self.completion(*report) for report in reports])
         rung = {queue for outcome in outcomes for queue in outcome.queues}
         assert self.queues(self.claimable() - before) <= rung
         self.check_outcomes(reports, outcomes, won)
+
+    def key_of(self, stage: Stage, attempt: int) -> str:
+        job_id = next(job_id for job_id, job in self.model.jobs.items() if job.stages.get(stage.name) is stage)
+        return payload_key(job_id, stage.name, attempt)
+
+    @staticmethod
+    def has_successors(job: Job, stage: Stage) -> bool:
+        return any(stage.name in other.inputs for other in job.stages.values())
+
+    def completion(self, stage_run_id: int, attempt: int, worker: str) -> Completion:
+        job, stage = self.model.find(stage_run_id)
+        payload = None
+        if self.has_successors(job, stage):
+            payload = ObjectRef(key=self.key_of(stage, attempt), size=7, digest="xxh3:" + "0" * 32)
+        return Completion(
+            stage_run_id, attempt, worker, payload, payload_bytes=7 if payload else 0, result={"by": worker}
+        )
 
     def draw_reports(self, data: st.DataObject) -> list[tuple[int, int, str]]:
         return data.draw(st.lists(self.a_claim(), min_size=1, max_size=5, unique=True))
@@ -616,6 +690,9 @@ class JobsMachine(RuleBasedStateMachine):
             if self.holds(stage, attempt, worker):
                 if job.state in ACTIVE:
                     stage.state, stage.won_by = "succeeded", (attempt, worker)
+                    if self.has_successors(job, stage):
+                        stage.payload = self.key_of(stage, attempt)
+                        self.store.put(stage.payload, [b"payload"])
                 else:
                     self.model.hand_back(job, stage)
             won.append(stage.won_by == (attempt, worker))
@@ -688,7 +765,8 @@ class JobsMachine(RuleBasedStateMachine):
         job = self.model.jobs[job_id]
         from_stage = data.draw(st.sampled_from(sorted(job.stages))) if what == "retry from" else None
         again = {name for name, stage in job.stages.items() if stage.state != "succeeded" or name == from_stage}
-        if job.state not in FINAL or (what != "delete" and not again):
+        lacks = what != "delete" and job.lacks(job.followers(again))
+        if job.state not in FINAL or lacks or (what != "delete" and not again):
             refused = partial(self.jobs.delete if what == "delete" else self.jobs.retry, job_id)
             with pytest.raises(Conflict):
                 refused() if from_stage is None else refused(from_stage)
@@ -706,6 +784,15 @@ class JobsMachine(RuleBasedStateMachine):
         ended = [job_id for job_id, job in self.model.jobs.items() if job.state in FINAL]
         assert self.jobs.prune(KEEP_NOTHING).jobs == len(ended)
         self.forget(ended)
+
+    def collect(self) -> None:
+        """What is noted as garbage goes, but what another job needs: what is left is what some job keeps."""
+        self.pruner.collect()
+        assert self.jobs.garbage() == []
+        self.model.garbage.clear()
+        kept = {stage.payload for _, stage in self.model.all_stages() if stage.payload is not None}
+        assert {stored.key for stored in self.store.list()} == kept
+        assert self.jobs.orphans(kept) == set()
 
     def forget(self, job_ids: list[str]) -> None:
         for job_id in job_ids:
@@ -759,6 +846,14 @@ class JobsMachine(RuleBasedStateMachine):
         assert sorted(noted) == sorted(self.model.garbage)
 
     @invariant()
+    def what_is_noted_beside_a_job_goes_with_it(self) -> None:
+        with self.database.begin() as tx:
+            noted = {table: set(tx.execute(text(f"SELECT job_id FROM {table}")).scalars()) for table in BESIDE_JOBS}
+        assert noted["keeping_jobs"] == {job_id for job_id, job in self.model.jobs.items() if job.keeps_payloads}
+        assert noted["forks"] == {job_id for job_id in self.model.jobs if self.submitted[job_id].reuse is not None}
+        assert noted["shared_objects"] <= noted["forks"]
+
+    @invariant()
     def work_waits_only_in_live_jobs(self) -> None:
         for job, stage in self.model.all_stages():
             if stage.state == "queued":
@@ -808,8 +903,9 @@ class JobsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("histories", [12, pytest.param(30, marks=pytest.mark.long)])
-def test_histories_follow_the_model(database: Database, histories: int) -> None:
-    machine: Callable[[], JobsMachine] = type("Machine", (JobsMachine,), {"database": database})
+def test_histories_follow_the_model(database: Database, tmp_path: Path, histories: int) -> None:
+    store = open_store(Settings(data_dir=tmp_path, storage_sync=False))
+    machine: Callable[[], JobsMachine] = type("Machine", (JobsMachine,), {"database": database, "store": store})
     run_state_machine_as_test(
         machine,
         settings=settings(
