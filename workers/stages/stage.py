@@ -195,9 +195,8 @@ class Stage:
         values = dict(output.values)
         if output.prompt_token_ids:
             values["prompt_tokens"] = len(output.prompt_token_ids)
-        voice = (stage_input.request.get("audio") or {}).get("voice")
-        if voice is not None:
-            values["voice"] = voice
+        if stage_input.voice is not None:
+            values["voice"] = stage_input.voice
         return values
 
     @cached_property

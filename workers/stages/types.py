@@ -58,6 +58,14 @@ class StageInput(NamedTuple, Generic[Parameters]):
         """Whether the job asked for previews."""
         return bool(self.request.get("previews"))
 
+    @property
+    def voice(self) -> str | None:
+        """The voice that the job asks for; None: it has none.
+
+        That of a payload may be another, of the job from which this one was forked.
+        """
+        return (self.request.get("audio") or {}).get("voice")
+
     def information(self, stage: str) -> AdditionalInformationPayload:
         """Return the additional information that an earlier stage left. Raises PayloadCorrupt if there is none."""
         payload = self.upstream[stage]

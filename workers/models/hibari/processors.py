@@ -58,5 +58,4 @@ class Features2WaveProcessor(FlowProcessor):
 
 def _text_prompt(stage_input: StageInput[AcousticParameters], text: str, *, is_answer: bool = False) -> TextPrompt:
     """Return the prompt of a text in the voice that the job asks for."""
-    voice = (stage_input.request.get("audio") or {}).get("voice")
-    return TextPrompt(text, voice, stage_input.parameters, stage_input.seed, is_answer)
+    return TextPrompt(text, stage_input.voice, stage_input.parameters, stage_input.seed, is_answer)

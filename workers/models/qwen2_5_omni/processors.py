@@ -84,7 +84,7 @@ class Thinker2TalkerProcessor(FlowProcessor):
         if int(positions.min()) < 0 or delta != highest + 1 - prompt:
             raise refuse(f"{delta} does not continue the positions", "values.mrope_delta")
 
-        speaker = self._speaker(information.values.get("voice"))
+        speaker = self._speaker(stage_input.voice or information.values.get("voice"))
         parts = [rows[:prompt], speaker, rows[prompt:], self._end, self._pad]
         after = torch.tensor([highest + 1, highest + 2]).expand(3, CODEC_PROMPT_TOKENS)
         return OmniTokensPrompt(
@@ -122,22 +122,23 @@ class Talker2Code2WavProcessor(FlowProcessor):
         self._default_voice = model.voices[0] if model.voices else None
 
     def __call__(self, stage_input: StageInput[OdeParameters]) -> DiffusionPrompt[OdeParameters]:
-        """Return the prompt from the payload's tensor ``codes`` int64 [N] and value ``voice``.
+        """Return the prompt from the payload's tensor ``codes`` int64 [N].
 
-        The default voice is the pipeline's first. Raise PayloadCorrupt naming a field that is missing or wrong, and
-        ModelError when the talker said nothing.
+        The voice is the job's, or else the value ``voice`` of the payload, or else the pipeline's first. Raise
+        PayloadCorrupt naming a field that is missing or wrong, and ModelError when the talker said nothing.
         """
         information = self.information(stage_input, "codes")
         codes = to_torch(information.tensor("codes", dtypes=frozenset({"I64"}), rank=1))
-        if "voice" in information.values or self._default_voice is None:
+        voice = stage_input.voice
+        if voice is None and ("voice" in information.values or self._default_voice is None):
             voice = information.value("voice", str)
-        else:
-            voice = self._default_voice
         ends = torch.nonzero(torch.isin(codes, self._ends))
         spoken = codes[: int(ends[0]) if len(ends) else None].clone()  # a copy lets the payload's memory be freed
         if not len(spoken):
             raise ModelError("the talker ended before it said anything", field="codes")
-        return DiffusionPrompt({"codes": spoken}, {"voice": voice}, stage_input.parameters, stage_input.seed)
+        return DiffusionPrompt(
+            {"codes": spoken}, {"voice": voice or self._default_voice}, stage_input.parameters, stage_input.seed
+        )
 
 
 def _embedding_rows(checkpoint: Path, tokens: Sequence[int]) -> list[torch.Tensor]:

@@ -46,8 +46,7 @@ class ToneProcessor(FlowProcessor):
     def __call__(self, stage_input: StageInput[ToneParameters]) -> TonePrompt:
         """Return the prompt. Raises InvalidRequest for a text that would sound for too long."""
         parameters = stage_input.parameters
-        voice = (stage_input.request.get("audio") or {}).get("voice")
-        frequency = parameters.frequency or VOICES.get(str(voice), VOICES["alloy"])
+        frequency = parameters.frequency or VOICES.get(str(stage_input.voice), VOICES["alloy"])
         return TonePrompt(tone_s(last_user_text(stage_input.request), parameters), frequency, parameters.delay_s)
 
 
