@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when its event loop stands still so long.
 
     # How long things are kept after their job's end, in seconds.
-    keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For a retry; those of a completed job go at once.
+    keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For retries and forks; completed jobs keep none unasked.
     keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # The media of the request.
     keep_artifacts_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
     keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0

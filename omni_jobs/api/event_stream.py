@@ -62,7 +62,7 @@ class _Told:
     """What the client was told of a stage run."""
 
     state: StageRunState | None = None
-    attempt: int = 0
+    attempt: int | None = None  # 0: a fork took it over, or it has not begun
     progress_json: str | None = None
     progress: Mapping[str, Any] | None = None
     picture: str | None = None

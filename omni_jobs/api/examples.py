@@ -5,6 +5,7 @@ import struct
 from typing import Any
 
 from omni_jobs.identity import DEFAULT_TENANT
+from omni_jobs.requests import CHANGEABLE, JobRequest
 
 # A tenth of a second of silence, 16 kHz, 16 bits, mono.
 _WAV = base64.b64encode(
@@ -61,6 +62,23 @@ MULTIPART: dict[str, Any] = {
             "format": "binary",
             "description": "a safetensors file with one tensor, prompt_embeds: float [tokens, hidden size]",
         },
+    },
+}
+
+_FIELDS = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
+FORK: dict[str, Any] = {
+    "type": "object",
+    "required": ["from_stage"],
+    "additionalProperties": False,
+    "properties": {
+        "from_stage": {"type": "string", "description": "this stage and all that follow it run anew"},
+        **{name: _FIELDS[name] for name in CHANGEABLE},
+    },
+    "example": {
+        "from_stage": "talker",
+        "audio": {"voice": "Ethan"},
+        "stages": {"talker": {"temperature": 0.5}},
+        "seed": 8,
     },
 }
 

@@ -1,4 +1,4 @@
-"""Routes of jobs: submit, get, list, cancel, retry, delete, and a job's events."""
+"""Routes of jobs: submit, get, list, cancel, retry, fork, delete, and a job's events."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import TypeAdapter
 
 from omni_jobs.api.event_stream import EventStream, TextPlace, answer_with
-from omni_jobs.api.examples import EVENT_STREAM, EVENTS, JOB, MULTIPART, SUBMITS
+from omni_jobs.api.examples import EVENT_STREAM, EVENTS, FORK, JOB, MULTIPART, SUBMITS
 from omni_jobs.api.job_filters import (
     MOST_METADATA,
     NAME,
@@ -20,7 +20,7 @@ from omni_jobs.api.job_filters import (
 )
 from omni_jobs.api.needs import Reader, Submitter, Viewer
 from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.http.body_reader import read_body
+from omni_jobs.http.body_reader import read_body, read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
@@ -34,7 +34,7 @@ from omni_jobs.http.request_parameters import (
     preferred_wait,
 )
 from omni_jobs.jobs import Detail, JobFilter, SubmitResult, as_written
-from omni_jobs.requests import cancel_after, parse
+from omni_jobs.requests import cancel_after, parse, parse_fork
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import EventView, JobView, Page
@@ -60,6 +60,17 @@ def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
     if not job.status.is_final:
         services.jobs.ask_for([job_id])
     return below(services.settings.root_path, job)
+
+
+Prefer = Annotated[  # for the document; several such headers count as one
+    str | None,
+    Header(
+        alias="Prefer",
+        max_length=1000,
+        description="`wait=N`: answer once the job has ended, or after N seconds (60 at most)",
+        examples=["wait=1"],
+    ),
+]
 
 
 @router.post(
@@ -89,15 +100,7 @@ async def submit_job(
         str | None, idempotency_key_header(255, "the same key and body return the same job again")
     ] = None,
     cancel_after_: CancelAfter = None,
-    prefer: Annotated[  # for the document; several such headers count as one
-        str | None,
-        Header(
-            alias="Prefer",
-            max_length=1000,
-            description="`wait=N`: answer once the job has ended, or after N seconds (60 at most)",
-            examples=["wait=1"],
-        ),
-    ] = None,
+    prefer: Prefer = None,
 ) -> Response:
     """Submit a job. Everything is checked first, then it is stored, then the job waits for its first stage.
 
@@ -111,6 +114,11 @@ async def submit_job(
     """
     expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
     result = await _submitted(services, caller, request, idempotency_key, expires_in_s)
+    return await _answered(services, caller, request, result)
+
+
+async def _answered(services: Services, caller: Caller, request: Request, result: SubmitResult) -> Response:
+    """Answer a submit with its job: as it was written, or once it has ended, if the client prefers to wait."""
     request.state.body.end()  # nothing holds it any more, and the answer may be late
     status = 202 if result.created else 200
     within_s = preferred_wait(request.headers.getlist("Prefer"))
@@ -267,6 +275,61 @@ async def retry_job(
     """
     await services.intake.retry(job_id, from_stage, caller.sees, caller.limits, may_be_high=caller.may(Scope.PRIORITY))
     return await run_sync(lambda: _answer(_seen(services, caller, job_id)))
+
+
+@router.post(
+    "/{job_id}/fork",
+    status_code=202,
+    response_model=JobView,
+    responses={
+        202: {"description": "Accepted: a new job", "content": {"application/json": {"example": JOB}}},
+        200: {"description": "The job that this Idempotency-Key made before, or that has ended", "model": JobView},
+        **errors(403, 404, 408, 409, 413, 415, 429, 503),
+    },
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": FORK}}}},
+)
+async def fork_job(
+    caller: Submitter,
+    job_id: JobId,
+    request: Request,
+    services: ServicesDep,
+    idempotency_key: Annotated[
+        str | None, idempotency_key_header(255, "the same key, job and body return the same fork again")
+    ] = None,
+    cancel_after_: CancelAfter = None,
+    prefer: Prefer = None,
+) -> Response:
+    """Submit a new job that takes over the stages of this one before `from_stage`, and runs the others anew.
+
+    It has the request of this job but for the fields of the body. What it takes over costs nothing again. The job
+    that is forked stays as it is, and may still run. 409 when a stage to take over has not succeeded, when what a
+    stage reads is not kept any longer (`keep_payloads` keeps it for a time), and when this server has another file
+    of the pipeline. With `Prefer: wait=N` it is answered as a submit is.
+    """
+    expires_in_s = None if cancel_after_ is None else cancel_after(cancel_after_)
+    result = await _forked(services, caller, request, job_id, idempotency_key, expires_in_s)
+    return await _answered(services, caller, request, result)
+
+
+async def _forked(
+    services: Services,
+    caller: Caller,
+    request: Request,
+    job_id: str,
+    idempotency_key: str | None,
+    expires_in_s: float | None,
+) -> SubmitResult:
+    """Read the body and fork the job. A function of its own, because the answer may be late."""
+    body = await read_json(request, services.settings.max_body_bytes)
+    parse_body = partial(
+        parse_fork,
+        body,
+        services.settings,
+        caller=caller,
+        idempotency_key=idempotency_key,
+        expires_in_s=expires_in_s,
+    )
+    return await services.intake.fork(job_id, await services.lanes.run_parsing([body], parse_body))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(403, 404, 409, 503))

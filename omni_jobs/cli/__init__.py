@@ -51,6 +51,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "result": jobs.result,
     "cancel": jobs.cancel,
     "retry": jobs.retry,
+    "fork": submit.fork,
     "delete": jobs.delete,
     "events": jobs.events,
     "usage": usage.usage,

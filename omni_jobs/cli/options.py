@@ -72,6 +72,10 @@ SizeOption = Annotated[
     str | None,
     typer.Option("--size", metavar="WIDTHxHEIGHT", help="Of a picture: the width and height of the stages that have."),
 ]
+KeepPayloadsOption = Annotated[
+    bool,
+    typer.Option("--keep-payloads", help="Keep what the stages hand on for a time, so that the job can be forked."),
+]
 PreviewsOption = Annotated[
     bool,
     typer.Option(
@@ -187,6 +191,14 @@ CountOption = Annotated[bool, typer.Option("--dry-run", help="Only count the job
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before many jobs are changed.")]
 FromStageOption = Annotated[
     str | None, typer.Option("--from-stage", metavar="STAGE", help="Run this stage and all later ones again.")
+]
+
+ForkStageOption = Annotated[
+    str, typer.Option("--from", metavar="STAGE", help="Run this stage and all later ones; take over the others.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="STAGE.NAME=VALUE", help="Another parameter of a stage. May be repeated."),
 ]
 
 # Of the servers.

@@ -1,4 +1,4 @@
-"""The command that submits one job."""
+"""The commands that submit one job: a new one, or a fork of another."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def submit(
     voice: options.VoiceOption = None,
     size: options.SizeOption = None,
     previews: options.PreviewsOption = False,
+    keep_payloads: options.KeepPayloadsOption = False,
     param: options.ParamOption = None,
     seed: options.SeedOption = None,
     metadata: options.MetadataOption = None,
@@ -70,6 +71,8 @@ def submit(
         request |= _settings(modalities, voice, param, seed, metadata, priority)
     if previews:
         request["previews"] = True
+    if keep_payloads:
+        request["keep_payloads"] = True
     wanted = None if size is None else picture_size(size)
     with connect(url) as client:
         if body is None:
@@ -78,16 +81,51 @@ def submit(
             request["stages"] = stages_of_size(wanted, request, served_pipeline(client, request["model"]))
         keys: dict[str, Any] = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
         job = client.submit(request, prompt_embeds=prompt_embeds, **keys)
-        if wait or out is not None:
-            _follow(client, job, timeout, out, as_json)
-        else:
-            show(job, as_json, lambda job: job.id)
+        _follow(client, job, wait, timeout, out, as_json)
 
 
-def _follow(client: Client, job: JobView, timeout: float | None, out: Path | None, as_json: bool) -> None:
-    """Show a job's progress until its end, write its files to ``out``, and print its outcome."""
+def fork(
+    job_id: options.JobArgument,
+    from_stage: options.ForkStageOption,
+    set_: options.SetOption = None,
+    voice: options.VoiceOption = None,
+    modalities: options.ModalitiesOption = None,
+    seed: options.SeedOption = None,
+    metadata: options.MetadataOption = None,
+    priority: options.PriorityOption = None,
+    idempotency_key: options.IdempotencyKeyOption = None,
+    cancel_after: options.CancelAfterOption = None,
+    wait: options.WaitOption = False,
+    timeout: options.TimeoutOption = None,
+    out: options.WaitingOutOption = None,
+    url: options.UrlOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Submit a new job that takes over the earlier stages of another one, and print its id.
+
+    The job must keep what its stages hand on: it was submitted with --keep-payloads, or has not completed.
+
+    \b
+    Examples:
+      omni-jobs fork job-0193… --from talker --voice Ethan --out ethan
+      omni-jobs fork job-0193… --from denoise --set denoise.steps=50 --seed 8 --wait
+    """
+    changes = _settings(modalities, voice, None, seed, metadata, priority)
+    if set_:
+        changes["stages"] = _parameters(set_, "--set")
+    with connect(url) as client:
+        keys = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}
+        job = client.fork(job_id, from_stage, changes, **keys)
+        _follow(client, job, wait, timeout, out, as_json)
+
+
+def _follow(client: Client, job: JobView, wait: bool, timeout: float | None, out: Path | None, as_json: bool) -> None:
+    """Print a job's id; or, to wait, show its progress until its end, save its files to ``out``, print its outcome."""
     from omni_jobs.cli.live import show_progress
 
+    if not wait and out is None:
+        show(job, as_json, lambda job: job.id)
+        return
     job = show_progress(client, job.id, timeout, out)
     if out is not None:
         client.save(job, out)
@@ -152,14 +190,14 @@ def _settings(
     return fields
 
 
-def _parameters(values: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _parameters(values: Sequence[str], from_option: str = "--param") -> dict[str, dict[str, Any]]:
     """Turn ``thinker.temperature=0`` into {"thinker": {"temperature": 0}}. A value that is not JSON is a string."""
     stages: dict[str, dict[str, Any]] = {}
     for option in values:
-        path, value = _name_and_value(option, "--param")
+        path, value = _name_and_value(option, from_option)
         stage, _, name = path.partition(".")
         if not stage or not name:
-            raise typer.BadParameter(f"{option!r} is not STAGE.NAME=VALUE", param_hint="--param")
+            raise typer.BadParameter(f"{option!r} is not STAGE.NAME=VALUE", param_hint=from_option)
         parameters = stages.setdefault(stage, {})
         try:
             parameters[name] = json.loads(value)

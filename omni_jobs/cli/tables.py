@@ -153,6 +153,8 @@ def job_summary(job: JobView) -> RenderableType:
     head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status))
     if job.retries:
         head.append(f"  retried {job.retries}×", style="dim")
+    if job.forked_from is not None:
+        head.append(f"  forked from {job.forked_from}", style="dim")
     if job.expires_at is not None and not job.status.is_final:
         head.append(f"  expires at {moment(job.expires_at)}", style="dim")
     parts: list[RenderableType] = [head]

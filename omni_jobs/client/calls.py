@@ -263,6 +263,32 @@ class Calls(Generic[LinesT]):
                 raise
             return job  # the first try of this call succeeded, and its answer was lost
 
+    def fork(
+        self,
+        job_id: str,
+        from_stage: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        cancel_after: float | str | None = None,
+    ) -> Steps[JobView]:
+        """Submit a job that takes over the stages of another one before ``from_stage``, and return it.
+
+        Args:
+            job_id: the job that is forked. It stays as it is, and may still run.
+            from_stage: this stage and all that follow it run anew.
+            changes: fields of a submit's body that differ: ``modalities``, ``audio``, ``image``, ``video``, ``stages``,
+                ``seed``, ``previews``, ``metadata``, ``priority``, ``expires_at``, ``keep_payloads``.
+            idempotency_key: forking the same job with the same arguments and key returns the same fork.
+            cancel_after: as of ``submit``.
+
+        Raises NotFound, TooManyJobs, InvalidRequest for a change that the fork cannot have, and Conflict if a stage to
+        take over has not succeeded, or what a stage reads is not kept any longer.
+        """
+        headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
+        body = {**(changes or {}), "from_stage": from_stage}
+        return (yield from _view(JobView, HttpRequest("POST", _path(job_id, "/fork"), headers=headers, json=body)))
+
     def delete(self, job_id: str) -> Steps[None]:
         """Delete a job with its result and artifacts. Raises Conflict if the job has not ended, and NotFound."""
         yield from self.get(job_id)

@@ -104,6 +104,7 @@ class ClientMethods(ABC, Generic[LinesT]):
     stream = Yielding(Calls.stream)
     cancel = Returning(Calls.cancel)
     retry = Returning(Calls.retry)
+    fork = Returning(Calls.fork)
     delete = Returning(Calls.delete)
     cancel_all = Returning(Calls.cancel_all)
     retry_all = Returning(Calls.retry_all)

@@ -11,10 +11,10 @@ from omni_jobs.errors import ModelMissing, OmniJobsError, PluginBroken
 from omni_jobs.intake.kept_errors import results_of, without_frames
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.media.wall import MediaWall
-from omni_jobs.new_job import NewJob
+from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.prompts.renderers import HANGS_S, Renderers
-from omni_jobs.requests import Submission, admit
+from omni_jobs.requests import Fork, Submission, admit, admit_fork
 from omni_jobs.settings import Settings
 
 
@@ -29,7 +29,7 @@ class Admissions:
         ``lanes``: those in which the doors parse as well, because large bodies take turns whatever is done with them.
         """
         self._settings = settings
-        self._pipelines = pipelines
+        self.pipelines = pipelines
         self._renderers = renderers
         self._wall = wall
         self._lanes = lanes
@@ -62,6 +62,14 @@ class Admissions:
                 admitted.append(next(admitted_texts))
         return admitted
 
+    async def admit_fork(self, submission: Submission, fork: Fork, origin: Origin) -> NewJob:
+        """Check a fork of a job, whose whole request is ``submission``, and return its job. Raises the refusal."""
+        missing = await self._load_renderers({submission.request.model})
+        for error in missing.values():
+            raise error
+        parts = (submission, fork, origin, self.pipelines, self._settings, self._renderers)
+        return await self._lanes.run_admission([submission], partial(admit_fork, *parts), tokenizes=True)
+
     async def _load_renderers(self, pipelines: set[str]) -> dict[str, OmniJobsError]:
         """Wait until the pipelines' renderers are loaded. Return the errors of those that cannot be.
 
@@ -69,8 +77,8 @@ class Admissions:
         """
         missing: dict[str, OmniJobsError] = {}
         for name in pipelines:
-            pipeline = self._pipelines.get(name)
-            if pipeline is None or self._pipelines.broken(name) or self._renderers.are_loaded(pipeline):
+            pipeline = self.pipelines.get(name)
+            if pipeline is None or self.pipelines.broken(name) or self._renderers.are_loaded(pipeline):
                 continue  # ``admit`` refuses the first two
             if name not in self._loads:
                 load = run_sync(self._renderers.of, pipeline, limiter=self._load_threads, abandon_on_cancel=True)
@@ -94,7 +102,7 @@ class Admissions:
     async def _admit_texts(
         self, texts: Sequence[Submission], missing: Mapping[str, OmniJobsError]
     ) -> list[NewJob | OmniJobsError]:
-        pipelines = (self._pipelines.get(each.request.model) for each in texts)
+        pipelines = (self.pipelines.get(each.request.model) for each in texts)
         tokenizes = any(pipeline is not None and pipeline.reader is not None for pipeline in pipelines)
         admit_all = partial(results_of, partial(self._admit, missing), texts)
         return await self._lanes.run_admission(texts, admit_all, tokenizes=tokenizes)
@@ -102,4 +110,4 @@ class Admissions:
     def _admit(self, missing: Mapping[str, OmniJobsError], submission: Submission) -> NewJob:
         if submission.request.model in missing:
             raise missing[submission.request.model]
-        return admit(submission, self._pipelines, self._settings, self._renderers, wall=self._wall)
+        return admit(submission, self.pipelines, self._settings, self._renderers, wall=self._wall)

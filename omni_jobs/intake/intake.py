@@ -33,10 +33,10 @@ from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.intake.room import Room
 from omni_jobs.jobs import Jobs, SubmitResult
-from omni_jobs.new_job import NewJob
+from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
-from omni_jobs.requests import Submission, request_digest
+from omni_jobs.requests import Fork, Submission, request_digest, submission_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """Submits and retries the jobs of one API process. For one event loop; ``close`` it."""
+    """Submits, retries and forks the jobs of one API process. For one event loop; ``close`` it."""
 
     def __init__(
         self,
@@ -182,6 +182,56 @@ class Intake:
             queues = await run_sync(self._jobs.retry, job_id, from_stage)
             reservation.taken = 1
         self._relay.ring(queues)
+
+    async def fork(self, job_id: str, fork: Fork) -> SubmitResult:
+        """Submit a fork of this job, and return its result.
+
+        Raises NotFound for a job that the caller does not see, Conflict for stages that cannot be taken over, and the
+        errors of ``submit``.
+        """
+        caller = fork.caller
+        if (repeated := await self._repeated_fork(job_id, fork)) is not None:
+            return repeated
+        origin = await run_sync(self._jobs.origin, job_id, caller.sees)
+        submission = await run_sync(submission_of, fork, origin, self._admissions.pipelines)
+        began = time.monotonic()
+        try:
+            result = await self._fork(submission, fork, origin)
+        except OmniJobsError as error:
+            self._observers.tell(IntakeObserver.submitted, [submission], [error], time.monotonic() - began)
+            raise
+        self._observers.tell(IntakeObserver.submitted, [submission], [result], time.monotonic() - began)
+        return result
+
+    async def _repeated_fork(self, job_id: str, fork: Fork) -> SubmitResult | None:
+        """Return the result of a fork whose key names a job already; None: none does.
+
+        The job that it was forked from may be gone meanwhile. Raises IdempotencyKeyReused.
+        """
+        if fork.idempotency_key is None:
+            return None
+        key = (fork.caller.tenant, fork.idempotency_key)
+        known = await run_sync(self._jobs.known_submits, {key})
+        if key not in known:
+            return None
+        known_id, digest = known[key]
+        if digest != await run_sync(request_digest, fork.sent(job_id)):
+            raise IdempotencyKeyReused(field="Idempotency-Key")
+        return SubmitResult(known_id, created=False)
+
+    async def _fork(self, submission: Submission, fork: Fork, origin: Origin) -> SubmitResult:
+        limits = {submission.caller.tenant: submission.caller.limits}
+        with ExitStack() as stack:
+            admitted = await self._admissions.admit_fork(submission, fork, origin)
+            taken = await self._room.take([admitted], limits, stack)
+            [job] = taken.jobs
+            if isinstance(job, OmniJobsError):
+                raise job
+            result = await run_sync(self._jobs.fork, job)
+            if result.created:
+                taken.made(job)
+        self._relay.ring(result.queues)
+        return result
 
     # Store media.
 

@@ -38,7 +38,7 @@ class _Bytes(NamedTuple):
     """What a job brings."""
 
     media: int
-    stored: int  # its media, request, metadata and rows
+    stored: int  # its media, request, metadata and rows, and what it takes over from another job
 
 
 _NO_BYTES: Final = _Bytes(0, 0)
@@ -177,7 +177,8 @@ def _bytes_of(admitted: Sequence[NewJob | OmniJobsError]) -> list[_Bytes]:
             continue
         media = sum(len(medium.data) for medium in each.unstored)
         rows = stored_bytes.of_empty_job(len(each.stages), len(each.metadata))
-        found.append(_Bytes(media, media + rows + stored_bytes.of_request(each.request, each.metadata)))
+        reused = 0 if each.reuse is None else each.reuse.stored_bytes
+        found.append(_Bytes(media, media + rows + reused + stored_bytes.of_request(each.request, each.metadata)))
     return found
 
 

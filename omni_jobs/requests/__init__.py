@@ -10,19 +10,25 @@ own Submissions: a JobRequest, with Uploads for its media.
 from omni_jobs.requests.admission import admit, request_digest
 from omni_jobs.requests.content import links_of
 from omni_jobs.requests.deadline import cancel_after, check_deadline
+from omni_jobs.requests.fork import CHANGEABLE, Fork, admit_fork, parse_fork, submission_of
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.native import parse
 from omni_jobs.requests.submission import Submission
 from omni_jobs.requests.upload import Upload
 
 __all__ = [
+    "CHANGEABLE",
+    "Fork",
     "JobRequest",
     "Submission",
     "Upload",
     "admit",
+    "admit_fork",
     "cancel_after",
     "check_deadline",
     "links_of",
     "parse",
+    "parse_fork",
     "request_digest",
+    "submission_of",
 ]

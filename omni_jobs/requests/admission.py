@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_jobs.errors import InvalidRequest, MissingScope
 from omni_jobs.media.wall import MediaWall
@@ -50,27 +50,15 @@ def admit(
     MissingScope for a priority that the caller may not ask for.
     """
     request = submission.request
-    _check_caller(submission)
+    check_caller(submission)
     pipeline = pipelines.named(request.model)
-    modalities = modalities_of(request, pipeline)
-    stages = pipeline.stages_for(modalities)
-    check_token_ids(request, stages)
-    outputs = outputs_of(request, pipeline, modalities)
-    parameters = parameters_of(request, pipeline, stages)
-    renderer = (models or Renderers(settings)).of(pipeline)
-    _check_parameters(renderer, pipeline, stages, parameters)
-    tool_use = tool_use_of(request, pipeline, stages, parameters, renderer)
+    choices = choices_of(request, pipeline, models or Renderers(settings))
+    stages, parameters, renderer = choices.stages, choices.parameters, choices.renderer
     contents = Contents(pipeline, settings, submission.fetched)
     embeds = _prompt_embeds(request, pipeline)
-    admitted: dict[str, Any] = {
-        "model": pipeline.name,
-        "messages": contents.convert(request.messages or ()),
-        "modalities": list(modalities),
-        "parameters": parameters,
-        "return_token_ids": request.return_token_ids,
-    }
-    contents.count(tool_use)
-    admitted |= outputs | tool_use | ({"previews": True} if request.previews else {})
+    messages = contents.convert(request.messages or ())
+    contents.count(choices.tool_use)
+    admitted: dict[str, Any] = {"model": pipeline.name, "messages": messages, **choices.admitted}
     admitted |= {"kept": submission.kept} if submission.kept else {}
     if embeds is not None:
         admitted["prompt_embeds"] = {"media": 0}
@@ -80,10 +68,42 @@ def admit(
     else:
         check = partial(_check_prompt, contents, renderer, admitted, stages)
         media, prompt_tokens = _check_media(contents, settings, wall, renderer, check)
-    return _job_of(submission, pipeline, stages, admitted, media, cost_of(stages, parameters, prompt_tokens))
+    return job_of(submission, pipeline, stages, admitted, media, cost_of(stages, parameters, prompt_tokens))
 
 
-def _job_of(
+class Choices(NamedTuple):
+    """What a request chooses of what its pipeline offers, checked."""
+
+    stages: Sequence[StageConfig]  # that the job runs
+    parameters: Mapping[str, Mapping[str, Any]]  # that it sets, by stage
+    renderer: PromptRenderer | None  # of the pipeline
+    tool_use: Mapping[str, Any]
+    admitted: Mapping[str, Any]  # NewJob.request but for the model and the prompt
+
+
+def choices_of(request: JobRequest, pipeline: Pipeline, models: Renderers) -> Choices:
+    """Return what a request chooses: all of it but its prompt.
+
+    Raises InvalidRequest naming the field, and ModelMissing where this host lacks the pipeline's checkpoint.
+    """
+    modalities = modalities_of(request, pipeline)
+    stages = pipeline.stages_for(modalities)
+    check_token_ids(request, stages)
+    outputs = outputs_of(request, pipeline, modalities)
+    parameters = parameters_of(request, pipeline, stages)
+    renderer = models.of(pipeline)
+    _check_parameters(renderer, pipeline, stages, parameters)
+    tool_use = tool_use_of(request, pipeline, stages, parameters, renderer)
+    admitted: dict[str, Any] = {
+        "modalities": list(modalities),
+        "parameters": parameters,
+        "return_token_ids": request.return_token_ids,
+    }
+    admitted |= outputs | tool_use | ({"previews": True} if request.previews else {})
+    return Choices(stages, parameters, renderer, tool_use, admitted)
+
+
+def job_of(
     submission: Submission,
     pipeline: Pipeline,
     stages: Sequence[StageConfig],
@@ -91,6 +111,7 @@ def _job_of(
     media: Sequence[NewMedium],
     cost: float,
 ) -> NewJob:
+    """Return the new job of a submission whose request was admitted."""
     request = submission.request
     return NewJob(
         job_id=new_job_id(),
@@ -112,10 +133,11 @@ def _job_of(
         idempotency_key=submission.idempotency_key,
         expires_in_s=submission.expires_in_s,
         expires_at=request.expires_at,
+        keeps_payloads=request.keep_payloads is True,
     )
 
 
-def _check_caller(submission: Submission) -> None:
+def check_caller(submission: Submission) -> None:
     """Raise for a deadline that is given twice, and MissingScope for a priority that the caller may not ask for."""
     if submission.request.expires_at is not None and submission.expires_in_s is not None:
         raise InvalidRequest("given, and Cancel-After as well", field="expires_at")
@@ -174,7 +196,7 @@ def _check_media(
     return media, tokens
 
 
-def _check_for_processor(stage: StageConfig, request: Mapping[str, Any]) -> None:
+def check_for_processor(stage: StageConfig, request: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for a request of which the stage's input processor could make no prompt."""
     if (path := stage.processor_declaration.check) is not None:
         check = named_object(path, FunctionType)
@@ -198,7 +220,7 @@ def _check_prompt(
         for medium, info in zip(contents.media, infos, strict=True):
             check_input_pixels(stage, medium, info)
     for stage in stages:
-        _check_for_processor(stage, request)
+        check_for_processor(stage, request)
     tokens = 0
     if renderer is not None:
         with renderer_errors(request["model"]):

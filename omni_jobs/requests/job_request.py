@@ -289,6 +289,10 @@ class JobRequest(_Frozen):
     ] = None
     return_token_ids: bool = False
     previews: Annotated[bool | None, Field(description="whether progress shows previews, of stages that draw")] = None
+    keep_payloads: Annotated[
+        bool | None,
+        Field(description="whether what its stages hand on is kept for a time after its end, so that it can be forked"),
+    ] = None
 
     @property
     def has_media(self) -> bool:

@@ -19,7 +19,7 @@ from omni_jobs.intake import backlog
 from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
 from omni_jobs.pipelines.response_format import ResponseFormat
 from omni_jobs.pipelines.stage_config import StageConfig
-from omni_jobs.requests import JobRequest, cancel_after
+from omni_jobs.requests import JobRequest, cancel_after, parse_fork
 from omni_jobs.settings import Settings
 from omni_jobs.views import EventView, JobActionView, UsageReport
 from tests.docs.pages import PAGES, ROOT, blocks, page, pages
@@ -37,12 +37,13 @@ def kinds() -> dict[str, type[errors.OmniJobsError]]:
 
 
 def test_the_requests_are_valid() -> None:
-    sent = re.findall(r"/v1/jobs(/\w+)?'? [^\n]*?-d '(\{.*?\})'", API, re.DOTALL)
+    sent = re.findall(r"/v1/jobs(/[\w/-]+)?'? [^\n]*?-d '(\{.*?\})'", API, re.DOTALL)
     bodies = [json.loads(body) for action, body in sent if not action]
     assert len(bodies) == 5
-    [(action, body)] = [each for each in sent if each[0]]
-    assert action == "/delete"
-    assert JobAction.model_validate_json(body).dry_run
+    verbs = {action.rpartition("/")[2]: body for action, body in sent if action}
+    assert verbs.keys() == {"delete", "fork"}
+    assert JobAction.model_validate_json(verbs["delete"]).dry_run
+    parse_fork(verbs["fork"].encode(), Settings())
     for body in bodies:
         wanted = JobRequest.model_validate(body).response_format
         assert wanted is None or ResponseFormat.model_validate(wanted)

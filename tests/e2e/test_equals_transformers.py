@@ -7,6 +7,7 @@ import signal
 import time
 import wave
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,19 @@ def test_sixteen_at_once(subject: Subject) -> None:
     for case, job_id in jobs:
         job = finished(subject.client, job_id)
         assert_equal(job.result or {}, subject.client.artifact(job.id, "audio.wav"), subject.expected(case))
+
+
+def test_a_fork_speaks_with_another_voice_what_was_thought_once(subject: Subject) -> None:
+    """Its thinker does not run, and the job whose picture that has seen is deleted before the fork speaks."""
+    case = next(case for case in cases() if case.voice == "Ethan")
+    job = finished(subject.client, subject.client.submit({**case.request(), "keep_payloads": True}).id)
+    fork = subject.client.fork(job.id, "talker", {"audio": {"voice": "Chelsie"}})
+    subject.client.delete(job.id)
+    ended = finished(subject.client, fork.id)
+    assert [(stage.name, stage.attempt) for stage in ended.stages] == [("thinker", 0), ("talker", 1), ("code2wav", 1)]
+    spoken = replace(case, name=f"{case.name}, forked", voice="Chelsie")
+    assert_equal(ended.result or {}, subject.client.artifact(ended.id, "audio.wav"), subject.expected(spoken))
+    assert ended.result != job.result
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)

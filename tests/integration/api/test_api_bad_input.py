@@ -280,6 +280,7 @@ def sent(api: ApiServer, head: str, content: bytes, *, half_closes: bool = False
         ("/v1/jobs/bulk", MULTIPART, 415, "Content-Type"),
         (f"/v1/jobs/{NOWHERE}/cancel", "application/json", 404, "job_id"),
         (f"/v1/jobs/{NOWHERE}/retry", "application/json", 404, "job_id"),
+        (f"/v1/jobs/{NOWHERE}/fork", "application/json", 413, "body"),
         ("/v1/pipelines/nowhere/stages/first/pause", "application/json", 404, "name"),
     ],
 )

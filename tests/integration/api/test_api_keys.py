@@ -132,6 +132,7 @@ ROUTES = [
     ("POST", "/v1/jobs/bulk", "submit"),
     ("POST", "/v1/jobs/{id}/cancel", "submit"),
     ("POST", "/v1/jobs/{id}/retry", "submit"),
+    ("POST", "/v1/jobs/{id}/fork", "submit"),
     ("DELETE", "/v1/jobs/{id}", "submit"),
     ("GET", "/v1/jobs", "read"),
     ("GET", "/v1/jobs/{id}", "read"),
@@ -228,14 +229,16 @@ def test_an_id_of_another_tenant_answers_as_one_that_never_was(api: ApiServer, k
         ("POST", "/v1/jobs/{id}/cancel"),
         ("POST", "/v1/jobs/{id}/retry"),
         ("POST", "/v1/jobs/{id}/retry?from_stage=first"),
+        ("POST", "/v1/jobs/{id}/fork"),
         ("DELETE", "/v1/jobs/{id}"),
     ]
     for method, path in requests:
         never = new_job_id()
-        expected = visible(api.http.request(method, path.format(id=never), headers=bearer(ours)), never)
+        body = {"from_stage": "second"} if path.endswith("/fork") else None
+        expected = visible(api.http.request(method, path.format(id=never), headers=bearer(ours), json=body), never)
         assert expected[0] == 404
         for job_id in (waiting, ended, deleted):
-            answer = api.http.request(method, path.format(id=job_id), headers=bearer(ours))
+            answer = api.http.request(method, path.format(id=job_id), headers=bearer(ours), json=body)
             assert visible(answer, job_id) == expected, path
     mine = api.http.get(f"/v1/jobs/{ended}/artifacts/audio.wav", headers=bearer(theirs))
     assert (mine.status_code, mine.content) == (200, b"RIFF")
@@ -375,8 +378,9 @@ def test_a_deleted_tenants_key_makes_no_job_however_fresh_it_is(
     found = [
         api.http.post("/v1/jobs", json=ECHO, headers=bearer(key)),
         api.http.post(f"/v1/jobs/{ended}/retry", headers=bearer(key)),
+        api.http.post(f"/v1/jobs/{ended}/fork", json={"from_stage": "first"}, headers=bearer(key)),
     ]
-    assert [answer.status_code for answer in found] == [401, 401]
+    assert [answer.status_code for answer in found] == [401, 401, 401]
     if time.monotonic() - asked < KEPT_S:  # else the key itself was refused
         assert line["error"]["code"] == "unauthenticated"
     assert [job.status.is_final for job in api.services.jobs.list().jobs] == [True]

@@ -78,6 +78,9 @@ def test_a_job_s_whole_life(api: ApiServer, client: Client, tmp_path: Path) -> N
     files = client.save(job, tmp_path / "out")
     assert [path.name for path in files] == ["result.json", "text.txt", "audio.wav"]
     assert files[-1].read_bytes() == (tmp_path / "sound.wav").read_bytes() == SOUND
+    fork = client.fork(job.id, "first", {"seed": 5}, idempotency_key="fork", cancel_after=60)
+    assert (fork.forked_from, fork.seed, fork.expires_at is None) == (job.id, 5, False)
+    assert client.fork(job.id, "first", {"seed": 5}, idempotency_key="fork", cancel_after=60).id == fork.id
     assert client.retry(job.id, from_stage="first").retries == 1
     with pytest.raises(Conflict):
         client.delete(job.id)

@@ -57,6 +57,35 @@ def until(true: Callable[[], object], limit_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def test_a_fork_pays_for_its_own_stages_alone(client: Client) -> None:
+    """The payload lies in the object store; the job that is forked is deleted while its fork has not begun."""
+    size = 300_000
+    body = {**echo("Hello", payload_bytes=size), "keep_payloads": True, "seed": 7}
+    job = client.wait(client.submit(body).id, timeout=60)
+    assert job.status is JobState.COMPLETED
+    assert (job.stages[0].payload_bytes or 0) >= size
+    client.set_paused("echo", "second", True)
+    try:
+        changes = {"stages": {"second": {"delay_s": 0.2}}, "seed": 8}
+        command = [*OMNI_JOBS, "fork", job.id, "--from", "second", "--set", "second.delay_s=0.2", "--seed", "9"]
+        printed = subprocess.run(
+            [*command, "--url", client.base_url], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        forks = [client.fork(job.id, "second", changes), client.get(printed)]
+        client.delete(job.id)
+    finally:
+        client.set_paused("echo", "second", False)
+    for fork, seed in zip(forks, (8, 9), strict=True):
+        ended = client.wait(fork.id, timeout=60)
+        assert (ended.status, ended.seed, ended.forked_from) == (JobState.COMPLETED, seed, job.id), ended.error
+        assert [(stage.status, stage.attempt) for stage in ended.stages] == [("succeeded", 0), ("succeeded", 1)]
+        assert ended.result == job.result
+        second = ended.stages[1]
+        assert second.started_at is not None
+        assert second.finished_at is not None
+        assert (second.finished_at - second.started_at).total_seconds() >= 0.2
+
+
 def child(stack: EmbeddedStack, name: str) -> ChildView:
     return next(view for view in stack.children() if view.name == name)
 
