@@ -366,7 +366,9 @@ def test_the_command_line_tells_what_failed_by_its_exit_code(stack: EmbeddedStac
 def test_the_readme_runs(stack: EmbeddedStack, tmp_path: Path) -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     readme = readme.replace("http://127.0.0.1:8000", stack.url)
-    client, offline = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    stock, client, offline = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", stock], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "Hello\n"
     done = subprocess.run([sys.executable, "-c", client], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "completed Hello\n"
     done = subprocess.run([sys.executable, "-c", offline], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -387,7 +389,9 @@ def test_the_page_of_the_clients_runs(stack: EmbeddedStack, tmp_path: Path) -> N
         for each in blocks
     )
     assert waiting == "completed Hello\n"
-    assert awaiting == "Hello\n你好\ncompleted\n"
+    waited, _, streamed = awaiting.partition("job\n")
+    assert waited == "Hello\n你好\ncompleted\n"
+    assert [each for each in streamed.splitlines() if each != "stage"] == ["你好", "job.completed"]
     texts = {path.read_text(encoding="utf-8") for path in (tmp_path / "awaited").glob("*/text.txt")}
     assert texts == {"Hello", "你好"}
 
