@@ -91,14 +91,20 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
 
 
 def _whole(wanted: WantedAnswer, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
-    sounds = {job.id: sound for job in completed if (sound := _sound(jobs, job)) is not None}
+    sounds: dict[str, ChatAudio] = {}
+    left = _MOST_SOUND_BYTES
+    for job in completed:
+        sound = _sound(jobs, job, left)
+        if sound is not None:
+            sounds[job.id] = sound
+            left -= len(sound.data) * 3 // 4
     completion = completion_of(completed, wanted.text_stage, sounds)
     return Response(completion.model_dump_json(), media_type="application/json")
 
 
-def _sound(jobs: SubmittedJobs, job: JobView) -> ChatAudio | None:
+def _sound(jobs: SubmittedJobs, job: JobView, most_bytes: int = _MOST_SOUND_BYTES) -> ChatAudio | None:
     """Return what a completed job has made of sound, read from the store; None: no sound. Call this on a thread."""
     if "audio" not in job.modalities:
         return None
-    data = jobs.services.store.read(jobs.made(job, "audio").ref, max_bytes=_MOST_SOUND_BYTES)
+    data = jobs.services.store.read(jobs.made(job, "audio").ref, max_bytes=most_bytes)
     return sound_of(job, data, jobs.services.settings.keep_artifacts_s)

@@ -106,7 +106,9 @@ def followed(path: str) -> Items[JobEvent]:
                         yield Item(event)
                     if event.is_end:
                         return
-                    has_begun, pauses = True, iter(PAUSES_S)
+                    has_begun = True
+                    if event.name != "job":  # which each connection begins with
+                        pauses = iter(PAUSES_S)
             raise ServerUnavailable(f"the stream of {path} ended before the job")
         except OmniJobsError as error:
             pause = pause_before_retry(error, next(pauses, None))

@@ -13,6 +13,8 @@ from omni_jobs.http.error_answers import shape_of
 from omni_jobs.openai.chat_completion import usage_of
 from omni_jobs.views import JobView
 
+_DELTA_BYTES = 192 << 10  # more would hold the event loop for milliseconds; a multiple of 3, so that none is padded
+
 
 async def speech_events(
     job: JobView, stage: str, pieces: AsyncGenerator[bytes, None]
@@ -24,7 +26,9 @@ async def speech_events(
     try:
         async with aclosing(pieces):
             async for piece in pieces:
-                yield _event({"type": "speech.audio.delta", "audio": b64encode(piece).decode("ascii")})
+                for start in range(0, len(piece), _DELTA_BYTES):
+                    data = b64encode(piece[start : start + _DELTA_BYTES]).decode("ascii")
+                    yield _event({"type": "speech.audio.delta", "audio": data})
     except OmniJobsError as error:
         yield _event({"error": shape_of(error, job_id=job.id)})
         return

@@ -48,7 +48,13 @@ def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:
     number is CANCELLED_AT_ONCE, there may be others: call again.
     """
     row = AbandonedJobRow
-    due = select(row.job_id).where(row.at <= now() - ABANDONED_S).order_by(row.at, row.job_id).limit(CANCELLED_AT_ONCE)
+    due = (
+        select(row.job_id)
+        .where(row.at <= now() - ABANDONED_S)
+        .order_by(row.at, row.job_id)
+        .limit(CANCELLED_AT_ONCE)
+        .with_for_update(skip_locked=True)  # somebody asks for those just now
+    )
     job_ids = sorted(tx.execute(due).scalars())
     if not job_ids:
         return 0, set()
