@@ -48,6 +48,7 @@ BODIES: dict[tuple[str, str], Any] = {
     },
     ("POST", "/v1/videos"): {"json": {"model": "echo_media", "prompt": "A boat"}},
     ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
+    ("POST", "/v1/jobs/{job_id}/fork"): {"json": {"from_stage": "second"}},
     **{("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}} for action in ("cancel", "retry", "delete")},
 }
 
@@ -165,9 +166,10 @@ def test_a_stage_with_a_long_name_is_refused_in_the_apis_own_words(api: ApiServe
 
 @named(OF_JOBS)
 def test_an_unknown_job(api: ApiServer, route: tuple[str, str]) -> None:
-    assert refusal(api.http.request(route[0], path_of(route)))[:2] == (404, "not_found")
+    body = BODIES.get(route, {})
+    assert refusal(api.http.request(route[0], path_of(route), **body))[:2] == (404, "not_found")
     no_id = path_of(route).replace("job-0198f2c4", "job-")
-    assert refusal(api.http.request(route[0], no_id)) == (404, "not_found", "job_id")
+    assert refusal(api.http.request(route[0], no_id, **body)) == (404, "not_found", "job_id")
 
 
 @named([("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"), ("POST", "/v1/jobs/delete")])

@@ -23,6 +23,7 @@ WITH_GET = sorted(
         if isinstance(route, Route) and "GET" in (route.methods or ())
     }
 )
+NOBODY = "0" * 32
 KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 
 
@@ -70,7 +71,14 @@ def test_head_answers_wherever_get_does(api: ApiServer) -> None:
     artifact(api, job_id, "speech.wav", b"RIFF" * 100)
     film = api.http.post("/v1/jobs", json={**ECHO, "model": "echo_media", "modalities": ["video"]}).json()["id"]
     artifact(api, film, "video.mp4", b"ftyp" * 100)
-    names = {"job_id": job_id, "name": "speech.wav", "model": "echo", "digits": film.removeprefix("job-")}
+    response = api.http.post("/v1/responses", json={"model": "echo", "input": "Hello", "background": True}).json()["id"]
+    names = {
+        "response_id": response,
+        "job_id": job_id,
+        "name": "speech.wav",
+        "model": "echo",
+        "digits": film.removeprefix("job-"),
+    }
     assert "/v1/jobs/{job_id}/artifacts/{name}" in WITH_GET
     for path in WITH_GET:
         head = same_head(api, path.format(**names))
@@ -106,9 +114,14 @@ def test_the_head_of_what_needs_a_key(settings: Settings) -> None:
     with serve(settings.model_copy(update={"auth": "keys"})) as api:
         for path in WITH_GET:
             is_open = path in ("/", "/healthz", "/readyz", "/openapi.json")
-            status = same_head(
-                api, path.format(job_id=f"job-{'0' * 32}", name="x", model="x", digits="0" * 32)
-            ).status_code
+            names = {
+                "job_id": f"job-{NOBODY}",
+                "digits": NOBODY,
+                "response_id": f"resp_{NOBODY}",
+                "name": "x",
+                "model": "x",
+            }
+            status = same_head(api, path.format(**names)).status_code
             assert status == (200 if is_open else 401), path
 
 
