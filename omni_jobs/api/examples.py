@@ -106,6 +106,7 @@ JOB: dict[str, Any] = {
             "worker": "qwen2_5_omni.thinker-1@gpu-a",
             "errors": [],
             "finish_reason": None,
+            "usage": None,
         }
     ],
     "waiting": None,
@@ -119,6 +120,7 @@ JOB: dict[str, Any] = {
     "expires_at": "2026-01-05T09:45:00.120000Z",
     "retries": 0,
     "forked_from": None,
+    "usage": None,
     "tenant": DEFAULT_TENANT,
     "priority": "normal",
 }

@@ -302,7 +302,12 @@ async def test_the_pause_grows_with_the_cost_of_a_poll_but_not_for_ever(
     pauses: list[float] = []
     sleep = asyncio.sleep
 
+    of_this_test = asyncio.get_running_loop()
+
     async def noted(seconds: float) -> None:
+        if asyncio.get_running_loop() is not of_this_test:  # a server's that other tests share
+            await sleep(seconds)
+            return
         pauses.append(seconds)
         await sleep(0)
 
