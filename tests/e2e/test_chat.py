@@ -260,6 +260,12 @@ def test_the_demo_of_text(tiny_causal_lm: Path, tmp_path: Path) -> None:
     assert "tokens/s" in done.stdout
 
 
+def kill_worker(stack: EmbeddedStack) -> None:
+    """Kill the worker that writes just now: it may have been started anew since the test began."""
+    worker = next(child for child in stack.children() if "llm" in child.name)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+
+
 @pytest.mark.long
 def test_streams_cut_again_and_again_have_the_whole_text_though_their_worker_is_killed(
     stack: EmbeddedStack, client: Client
@@ -269,8 +275,7 @@ def test_streams_cut_again_and_again_have_the_whole_text_though_their_worker_is_
         prompts = [f"{random.random()}" for _ in range(24)]
         jobs = [client.submit(body([{"role": "user", "content": prompt}], 900)) for prompt in prompts]
         readers = [CutReader([stack.url], job.id, "llm", Random(job.id)) for job in jobs]
-        worker = next(child for child in stack.children() if "llm" in child.name)
-        readers[0].on_text = partial(os.kill, worker.pid or 0, signal.SIGKILL) if not lost else None
+        readers[0].on_text = partial(kill_worker, stack) if not lost else None
         with ThreadPoolExecutor(len(readers)) as pool:
             texts = list(pool.map(lambda reader: reader.read(most_bytes=6000), readers))
         for job, text in zip(jobs, texts, strict=True):
