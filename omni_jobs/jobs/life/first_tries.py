@@ -19,6 +19,8 @@ from omni_jobs.database.tables import FirstTryRow
 KEPT_S = 900.0
 """How long after a first try its repetition gets the same job."""
 FORGOTTEN_AT_ONCE = 1000
+"""The number of first tries that one transaction forgets."""
+_PREFIX = "first try "  # no client's key has a space
 
 
 class FirstTry(NamedTuple):
@@ -26,9 +28,6 @@ class FirstTry(NamedTuple):
 
     key: str
     number: int
-
-
-_PREFIX = "first try "  # no client's key has a space
 
 
 def new_key() -> str:

@@ -1,11 +1,14 @@
 """``Stock``: a stock ``openai`` client of one server, and the requests that it has sent."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
+
+LATE_S = 30.0
 
 
 class Stock:
@@ -42,3 +45,12 @@ def stock_client(url: str) -> Iterator[Stock]:
     stock = Stock(url)
     with stock.client:
         yield stock
+
+
+def until(is_so: Callable[[], object]) -> None:
+    woken = threading.Event()
+    for _ in range(int(LATE_S / 0.01)):
+        if is_so():
+            return
+        woken.wait(0.01)
+    raise AssertionError("it never is")

@@ -1,7 +1,6 @@
 """Clients that break the connection before their answer, or before their stream's end."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.job_steps import pass_time
-from tests.integration.openai.stock import Stock, stock_client
+from tests.integration.openai.stock import LATE_S, Stock, stock_client, until
 
 ROOT = Path(__file__).parents[3]
-LATE_S = 30.0
 
 
 @pytest.fixture
@@ -34,15 +32,6 @@ def api(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[ApiServ
 def stock(api: ApiServer) -> Iterator[Stock]:
     with stock_client(f"http://{api.host}:{api.port}") as client:
         yield client
-
-
-def until(is_so: Callable[[], object]) -> None:
-    woken = threading.Event()
-    for _ in range(int(LATE_S / 0.01)):
-        if is_so():
-            return
-        woken.wait(0.01)
-    raise AssertionError("it never is")
 
 
 def job_ids(api: ApiServer) -> list[str]:

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.integration.api_server import ApiServer, serve
-from tests.integration.openai.stock import Stock, stock_client
+from tests.integration.openai.stock import Stock, stock_client, until
 
 WAITS = {"x-stainless-read-timeout": "600"}  # it says that it waits for longer, so that it breaks off by itself
 
@@ -63,8 +63,7 @@ def test_the_first_try_is_known_on_another_server(stock: Stock, echo_media: ApiS
 def test_a_request_that_was_answered_is_no_first_try_of_another(stock: Stock, echo_media: ApiServer) -> None:
     before = first_tries(echo_media)
     first = stock.chat("Twice", metadata={"order": "twice"}).id
-    while first_tries(echo_media) > before:
-        pass  # the note that it was answered is written behind the answer
+    until(lambda: first_tries(echo_media) <= before)  # the note that it was answered is written behind the answer
     assert stock.chat("Twice", metadata={"order": "twice"}, **again(1)).id != first
     assert len(jobs_of(echo_media, "twice")) == 2
 
@@ -102,8 +101,7 @@ def test_a_stopping_server_sends_its_clients_to_another(echo_media: ApiServer, r
             messages=[{"role": "user", "content": "a b"}],
             **more,
         )
-        while not jobs_of(echo_media, "stop"):
-            pass
+        until(lambda: jobs_of(echo_media, "stop"))
         replica.services.watch.release()
         with pytest.raises(openai.InternalServerError) as caught:
             waiting.result(30)
