@@ -11,9 +11,9 @@ from omni_jobs.api.needs import Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
 from omni_jobs.http.body_reader import read_json
-from omni_jobs.openai.chat_completion import ChatAudio, ChatCompletion, completion_of, sound_of
-from omni_jobs.openai.chat_request import ChatRequest, WantedAnswer
-from omni_jobs.openai.chat_stream import ChatStream
+from omni_jobs.openai.chat.answer import ChatAudio, ChatCompletion, completion_of, sound_of
+from omni_jobs.openai.chat.request import ChatRequest, WantedAnswer
+from omni_jobs.openai.chat.stream import ChatStream
 from omni_jobs.openai.job_errors import made_once
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.requests import Submission

@@ -16,9 +16,9 @@ from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.form_reader import read_form
 from omni_jobs.jobs import StoredArtifact
 from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.image_request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
-from omni_jobs.openai.image_stream import ImageStream
-from omni_jobs.openai.images_answer import ImagesAnswer, images_answer, length_of, pieces_of
+from omni_jobs.openai.images.answer import ImagesAnswer, images_answer, length_of, pieces_of
+from omni_jobs.openai.images.request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
+from omni_jobs.openai.images.stream import ImageStream
 from omni_jobs.openai.job_errors import made_once
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.pipelines.outputs import IMAGE

@@ -21,8 +21,8 @@ from omni_jobs.api.waiting_request import (
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.route import OpenAIRoute
-from omni_jobs.openai.speech_events import speech_events
-from omni_jobs.openai.speech_request import SPEECH_NAMES, SpeechRequest, WantedSpeech
+from omni_jobs.openai.speech.request import SPEECH_NAMES, SpeechRequest, WantedSpeech
+from omni_jobs.openai.speech.stream import speech_events
 from omni_jobs.pipelines.outputs import AUDIO
 from omni_jobs.requests import Submission
 from omni_jobs.requests.json_body import parse_body

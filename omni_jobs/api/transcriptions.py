@@ -21,18 +21,18 @@ from omni_jobs.api.waiting_request import (
 )
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import read_form
-from omni_jobs.openai.chat_completion import text_of
+from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.job_errors import JobFailure, made_once
 from omni_jobs.openai.route import OpenAIRoute
-from omni_jobs.openai.transcription import (
+from omni_jobs.openai.transcriptions.answer import (
     Transcription,
     VerboseTranscription,
     transcription_of,
     verbose_transcription_of,
 )
-from omni_jobs.openai.transcription_request import TRANSCRIPTION_NAMES, TranscriptionRequest, WantedTranscription
-from omni_jobs.openai.transcription_stream import TranscriptionStream
+from omni_jobs.openai.transcriptions.request import TRANSCRIPTION_NAMES, TranscriptionRequest, WantedTranscription
+from omni_jobs.openai.transcriptions.stream import TranscriptionStream
 from omni_jobs.requests import Submission
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView

@@ -24,8 +24,16 @@ from omni_jobs.jobs import Detail, StoredArtifact, VideoJob
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.job_errors import error_of, made_once
 from omni_jobs.openai.route import OpenAIRoute
-from omni_jobs.openai.video import DeletedVideo, VideoList, VideoOfJob, job_id_of, poll_after_ms, video_id_of, video_of
-from omni_jobs.openai.video_request import VideoRequest, body_of_video
+from omni_jobs.openai.videos.answer import (
+    DeletedVideo,
+    VideoList,
+    VideoOfJob,
+    job_id_of,
+    poll_after_ms,
+    video_id_of,
+    video_of,
+)
+from omni_jobs.openai.videos.request import VideoRequest, body_of_video
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.requests import Submission
 from omni_jobs.requests.json_body import parse_body

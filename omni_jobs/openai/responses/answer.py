@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from omni_jobs.errors import InvalidInput, OmniJobsError
-from omni_jobs.openai.chat_completion import finish_reason_of, head_of, logprobs_of, text_of, tool_calls_of, usage_of
+from omni_jobs.openai.chat.answer import finish_reason_of, head_of, logprobs_of, text_of, tool_calls_of, usage_of
 from omni_jobs.openai.responses.request import kept_of
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView

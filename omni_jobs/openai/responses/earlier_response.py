@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.chat_completion import text_of, tool_calls_of
+from omni_jobs.openai.chat.answer import text_of, tool_calls_of
 from omni_jobs.openai.responses.answer import response_id_of
 from omni_jobs.openai.responses.request import kept_of
 from omni_jobs.states import JobState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest, NotFound, OmniJobsError
-from omni_jobs.openai.chat_request import ChatRequest
+from omni_jobs.openai.chat.request import ChatRequest
 from omni_jobs.openai.responses.input import messages_of
 from omni_jobs.openai.responses.parameters import RESPONSES
 from omni_jobs.pipelines.loader import Pipelines

@@ -20,7 +20,7 @@ from omni_jobs.errors import OmniJobsError, StillRunning, TextChanged
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
-from omni_jobs.openai.chat_completion import text_of
+from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.responses.answer import (
     attempt_of,
     calls_of,

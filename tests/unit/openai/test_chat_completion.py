@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.openai.chat_completion import completion_of
+from omni_jobs.openai.chat.answer import completion_of
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.chat_request import ChatRequest
+from omni_jobs.openai.chat.request import ChatRequest
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import JobRequest
 from omni_jobs.tenants.caller import ANYONE

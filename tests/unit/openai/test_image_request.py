@@ -9,7 +9,7 @@ import yaml
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.client_names import rename
-from omni_jobs.openai.image_request import ImageRequest, body_of_edit
+from omni_jobs.openai.images.request import ImageRequest, body_of_edit
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.requests import JobRequest, Upload

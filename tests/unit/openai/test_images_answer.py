@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.openai.image_stream import ChosenPreviews
-from omni_jobs.openai.images_answer import images_answer, length_of, picture_usage, pieces_of
+from omni_jobs.openai.images.answer import images_answer, length_of, picture_usage, pieces_of
+from omni_jobs.openai.images.stream import ChosenPreviews
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView, ProgressView
 

@@ -14,13 +14,13 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
-from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
+from omni_jobs.openai.chat.parameters import CHAT_COMPLETIONS
+from omni_jobs.openai.images.parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.parameters import Parameter, ParameterTable, Use
 from omni_jobs.openai.responses.parameters import RESPONSES
-from omni_jobs.openai.speech_parameters import SPEECH
-from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
-from omni_jobs.openai.video_parameters import VIDEOS
+from omni_jobs.openai.speech.parameters import SPEECH
+from omni_jobs.openai.transcriptions.parameters import TRANSCRIPTIONS
+from omni_jobs.openai.videos.parameters import VIDEOS
 from tests.docs.pages import page
 
 TABLES = (CHAT_COMPLETIONS, RESPONSES, SPEECH, TRANSCRIPTIONS, IMAGE_GENERATIONS, IMAGE_EDITS, VIDEOS)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.speech_request import SpeechRequest
+from omni_jobs.openai.speech.request import SpeechRequest
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.tenants.caller import ANYONE
 from tests.stage_configs import with_remote

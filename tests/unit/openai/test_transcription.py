@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from openai.types.audio import TranscriptionVerbose
 
-from omni_jobs.openai.transcription import transcription_of, verbose_transcription_of
-from omni_jobs.openai.transcription_request import WantedTranscription
+from omni_jobs.openai.transcriptions.answer import transcription_of, verbose_transcription_of
+from omni_jobs.openai.transcriptions.request import WantedTranscription
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 

@@ -7,7 +7,7 @@ import pytest
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.form_reader import Form
-from omni_jobs.openai.transcription_request import TranscriptionRequest
+from omni_jobs.openai.transcriptions.request import TranscriptionRequest
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests.job_request import AudioPart
 from omni_jobs.tenants.caller import ANYONE

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_jobs.jobs import VideoJob
-from omni_jobs.openai.video import POLLS_MS, STATUSES, VideoOfJob, job_id_of, poll_after_ms, video_id_of, video_of
+from omni_jobs.openai.videos.answer import (
+    POLLS_MS,
+    STATUSES,
+    VideoOfJob,
+    job_id_of,
+    poll_after_ms,
+    video_id_of,
+    video_of,
+)
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import JobState, StageRunState

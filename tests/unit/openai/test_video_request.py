@@ -8,7 +8,7 @@ import pytest
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.client_names import rename
-from omni_jobs.openai.video_request import VideoRequest, body_of_video
+from omni_jobs.openai.videos.request import VideoRequest, body_of_video
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import JobRequest, Upload
 from tests.unit.openai.test_video import REMOTE

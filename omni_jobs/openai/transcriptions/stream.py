@@ -16,12 +16,12 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Jobs
-from omni_jobs.openai.chat_completion import text_of
+from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.client_names import rename
 from omni_jobs.openai.job_errors import JobFailure, check_completed
 from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_of
-from omni_jobs.openai.transcription import token_usage_of, transcription_of
-from omni_jobs.openai.transcription_request import TRANSCRIPTION_NAMES, WantedTranscription
+from omni_jobs.openai.transcriptions.answer import token_usage_of, transcription_of
+from omni_jobs.openai.transcriptions.request import TRANSCRIPTION_NAMES, WantedTranscription
 from omni_jobs.views import JobView
 from omni_jobs.watch.watch import Watch
 

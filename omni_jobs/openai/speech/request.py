@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.openai.asked import one_of, pipeline_of, voice_of, with_parameters
-from omni_jobs.openai.speech_parameters import SPEECH
+from omni_jobs.openai.speech.parameters import SPEECH
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.requests import JobRequest, Submission

@@ -19,7 +19,7 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Jobs
-from omni_jobs.openai.chat_completion import (
+from omni_jobs.openai.chat.answer import (
     ChatAudio,
     finish_reason_of,
     head_of,

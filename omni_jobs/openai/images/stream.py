@@ -19,8 +19,8 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.image_request import WantedPictures
-from omni_jobs.openai.images_answer import as_base64, picture_usage
+from omni_jobs.openai.images.answer import as_base64, picture_usage
+from omni_jobs.openai.images.request import WantedPictures
 from omni_jobs.openai.job_errors import JobFailure, check_completed
 from omni_jobs.views import JobView, ProgressView
 from omni_jobs.watch.watch import Watch

@@ -10,7 +10,7 @@ from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.asked import one_of, own_stages, pipeline_of
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.form_body import body_of
-from omni_jobs.openai.image_parameters import IMAGE_EDITS, IMAGE_GENERATIONS
+from omni_jobs.openai.images.parameters import IMAGE_EDITS, IMAGE_GENERATIONS
 from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.openai.stage_names import StageNames
 from omni_jobs.pipelines.loader import Pipelines

@@ -12,7 +12,7 @@ from omni_jobs.openai.asked import own_stages, pipeline_of
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.form_body import body_of, typed_value
 from omni_jobs.openai.stage_names import StageNames
-from omni_jobs.openai.video_parameters import VIDEOS
+from omni_jobs.openai.videos.parameters import VIDEOS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.requests import JobRequest, Upload
 

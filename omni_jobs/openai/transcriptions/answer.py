@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from omni_jobs.openai.chat_completion import logprobs_of, text_of, usage_of
-from omni_jobs.openai.transcription_request import WantedTranscription
+from omni_jobs.openai.chat.answer import logprobs_of, text_of, usage_of
+from omni_jobs.openai.transcriptions.request import WantedTranscription
 from omni_jobs.views import JobView
 
 

@@ -8,7 +8,7 @@ from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.asked import one_of, pipeline_of, with_parameters
 from omni_jobs.openai.form_body import body_of
-from omni_jobs.openai.transcription_parameters import TRANSCRIPTIONS
+from omni_jobs.openai.transcriptions.parameters import TRANSCRIPTIONS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.requests import JobRequest, Submission, Upload

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.openai.asked import voice_of, with_parameters
-from omni_jobs.openai.chat_parameters import CHAT_COMPLETIONS
+from omni_jobs.openai.chat.parameters import CHAT_COMPLETIONS
 from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline

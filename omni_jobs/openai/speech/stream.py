@@ -10,7 +10,7 @@ from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
-from omni_jobs.openai.chat_completion import usage_of
+from omni_jobs.openai.chat.answer import usage_of
 from omni_jobs.views import JobView
 
 _DELTA_BYTES = 192 << 10  # more would hold the event loop for milliseconds; a multiple of 3, so that none is padded

@@ -1,0 +1,1 @@
+"""Pictures of OpenAI's API, drawn or made of others: a job for each."""

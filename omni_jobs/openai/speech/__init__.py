@@ -1,0 +1,1 @@
+"""Speech of OpenAI's API: a job that makes sound of a text."""
