@@ -51,7 +51,7 @@ def artifact_answer(
         "Content-Disposition": disposition,
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Accept-Ranges": "bytes",
-        "Cache-Control": "private, immutable, max-age=86400",
+        "Cache-Control": "private, no-cache",  # a retry may make another one; the ETag makes asking cheap
     }
     head_only = request.state.method == "HEAD"
     if part.if_none_match is not None and _has_etag(part.if_none_match, etag):

@@ -124,6 +124,27 @@ def test_a_hostile_name_is_refused_by_its_field(api: ApiServer, name: str) -> No
     assert api.http.get(f"{url}?download=a&download=b").status_code == 422
 
 
+# Caches
+
+
+def test_a_browser_asks_whether_it_still_has_the_artifact_which_a_retry_replaces(api: ApiServer) -> None:
+    url, ref = made(api, "audio.wav", SOUND)
+    first = api.http.get(url)
+    assert first.headers["cache-control"] == "private, no-cache"
+    its = {"If-None-Match": first.headers["etag"]}
+    same = api.http.get(url, headers=its)
+    assert (same.status_code, same.headers["cache-control"]) == (304, "private, no-cache")
+    job_id = url.split("/")[3]
+    assert api.http.post(f"/v1/jobs/{job_id}/retry?from_stage=second").status_code == 200
+    [claim] = api.services.jobs.claim("second", 1).claims
+    key = artifact_key(job_id, "second", claim.attempt, "audio.wav")
+    again = StoredArtifact("audio.wav", "audio/wav", api.services.store.put(key, [SOUND[::-1]]))
+    api.services.jobs.report([Completion(claim.stage_run_id, claim.attempt, "second", artifacts=[again])])
+    answer = api.http.get(url, headers=its)
+    assert (answer.status_code, answer.content == SOUND[::-1]) == (200, True)
+    assert answer.headers["etag"] != f'"{ref.digest}"'
+
+
 # Redirects
 
 
