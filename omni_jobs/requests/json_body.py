@@ -247,6 +247,8 @@ def _is_medium(path: JsonPath) -> bool:
             return True
         case ("input", int(), "content", int(), "image_url"):  # of OpenAI's responses
             return True
+        case ("input_reference", "image_url"):  # of OpenAI's videos
+            return True
     return path == ("prompt_embeds", "data")
 
 

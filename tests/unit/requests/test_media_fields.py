@@ -82,6 +82,12 @@ def test_long_media_are_kept_out_of_the_text_however_they_are_written(form: str)
     assert b"".join(canonical(tree)).startswith(b'{"messages":')
 
 
+def test_the_picture_that_a_video_begins_with_is_no_text() -> None:
+    url = f"data:image/png;base64,{PLAIN}"
+    tree = parse_body(json.dumps({"prompt": "a boat", "input_reference": {"image_url": url}}).encode(), 1 << 20, 8)
+    assert tree["input_reference"]["image_url"].read("image_url", is_url=True) == DATA
+
+
 @pytest.mark.parametrize("shift", range(7))
 def test_escaped_signs_of_base64_do_not_make_a_medium_a_text(shift: int) -> None:
     """As encoders of .NET and Java write them, wherever a slice of the body ends within an escape."""
