@@ -208,7 +208,8 @@ class ResponseStream:
     def _whole(self, job: JobView, request: Mapping[str, Any], text: str) -> Iterator[_Event]:
         """Yield what follows the text of a completed job."""
         calls = calls_of(job)
-        item = self._told.item or (self._told.attempt if text or not calls else 0)
+        # Calls alone have no message, also where the number of one of their events looks like that of a delta.
+        item = 0 if calls and not text else self._told.item or self._told.attempt
         message_of = item or self._told.attempt
         at = number_of(message_of, TEXT + min(len(text), MOST_CHARS))
         status, reason = status_of(job, self._stage)

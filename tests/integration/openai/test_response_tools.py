@@ -114,6 +114,19 @@ def test_calls_are_told_after_the_text(api: ApiServer, stock: Stock) -> None:
     assert [item.type for item in output] == ["message", "function_call", "function_call"]
 
 
+@pytest.mark.parametrize("text", ["", "One moment"])
+def test_calls_are_told_at_the_same_places_wherever_the_stream_is_taken_up(
+    api: ApiServer, stock: Stock, text: str
+) -> None:
+    response = asked(stock, tools=[WEATHER])
+    complete(api, response, text=text, tool_calls=[CALL, {**CALL, "id": "call_2"}])
+    told = [event.to_dict() for event in stock.client.responses.retrieve(response.id, stream=True)]
+    for number, event in enumerate(told):
+        after = event["sequence_number"]
+        rest = stock.client.responses.retrieve(response.id, stream=True, starting_after=after)
+        assert [event.to_dict() for event in rest] == told[number + 1 :]
+
+
 def test_a_text_by_a_schema_is_parsed(api: ApiServer, stock: Stock) -> None:
     with ThreadPoolExecutor(1) as pool:
         parsing = pool.submit(stock.client.responses.parse, model="chat", input="Where is it?", text_format=Place)
