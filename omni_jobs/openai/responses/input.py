@@ -16,26 +16,27 @@ _TEXTS: Final = ("input_text", "output_text", "text")
 class InputMessages:
     """The messages of a chat completion, and where each stands in what was sent.
 
-    places   by message: the field that names it, such as ``input.3``; of a text alone ``input`` or ``instructions``
+    places   by message and by call, such as ``messages.2`` and ``messages.2.tool_calls.0``: the field that names it,
+             such as ``input.3``; of a text alone ``input`` or ``instructions``
     ignored  the names of what is left out
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
 
     def add(self, message: dict[str, Any], place: str) -> None:
         """Add a message that stands in this place."""
+        self.places[f"messages.{len(self.messages)}"] = place
         self.messages.append(message)
-        self.places.append(place)
 
     def call(self, call: dict[str, Any], place: str) -> None:
         """Add a call of a tool, to the assistant's message before it if there is one."""
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant":
-            last.setdefault("tool_calls", []).append(call)
-        else:
-            self.add({"role": "assistant", "content": None, "tool_calls": [call]}, place)
+        if not self.messages or self.messages[-1].get("role") != "assistant":
+            self.add({"role": "assistant", "content": None}, place)
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        self.places[f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"] = place
+        calls.append(call)
 
 
 def messages_of(taken: Mapping[str, Any], earlier: Sequence[dict[str, Any]] = ()) -> InputMessages:

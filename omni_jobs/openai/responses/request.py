@@ -24,7 +24,7 @@ _SAME = (
 _LOGPROBS = "message.output_text.logprobs"
 _OF_TOOL = ("name", "description", "parameters", "strict")
 _UNSAID_OF_TOOL = ("allowed_callers", "async", "defer_loading", "output_schema")
-_MESSAGE = re.compile(r"messages\.(\d+)(?:\.(.*))?")
+_MESSAGE = re.compile(r"(messages\.\d+)(?:\.((tool_calls\.\d+)?.*))?")
 _WITHIN_MESSAGE = (
     (re.compile(r"tool_calls\.\d+\.function\."), ""),
     (re.compile(r"tool_calls\.\d+\.id"), "call_id"),
@@ -53,11 +53,11 @@ class WantedResponse:
 class ResponseFields:
     """Gives errors the names by which the client of a response knows the fields of its chat completion.
 
-    places  where each message stands in what was sent, as ``InputMessages`` has it; None: it is not parsed, and errors
-            have the client's names
+    places  where each message and call stands in what was sent, as ``InputMessages`` has it; None: it is not parsed,
+            and errors have the client's names
     """
 
-    def __init__(self, places: Sequence[str] | None = None) -> None:
+    def __init__(self, places: Mapping[str, str] | None = None) -> None:
         self.places = places
 
     def name_of(self, field: str) -> str:
@@ -65,9 +65,11 @@ class ResponseFields:
         if self.places is None:
             return field
         found = _MESSAGE.fullmatch(field)
-        if found is None or int(found[1]) >= len(self.places):
+        if found is None or found[1] not in self.places:
             return _replaced(field, _ELSEWHERE)
-        place, within = self.places[int(found[1])], _replaced(found[2] or "", _WITHIN_MESSAGE)
+        message, within, call = found.groups()
+        place = self.places.get(f"{message}.{call}", self.places[message])
+        within = _replaced(within or "", _WITHIN_MESSAGE)
         return f"{place}.{within}" if within and place.startswith("input.") else place
 
     @contextmanager
@@ -85,12 +87,12 @@ class ResponseFields:
 class ResponseRequest:
     """A response that is asked for, correct in form.
 
-    places  where each message stands in what was sent
+    places  where each message and call stands in what was sent
     kept    what its job keeps, to be shown as a response again
     """
 
     chat: ChatRequest
-    places: Sequence[str]
+    places: Mapping[str, str]
     kept: Mapping[str, Any]
     answer: WantedResponse
 

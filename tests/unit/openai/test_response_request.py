@@ -15,6 +15,9 @@ PIPELINES = load_pipelines(Path(__file__).parents[3] / "stage_configs")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "description": "Says it", "parameters": SCHEMA, "strict": True}
 
+SAID = {"role": "assistant", "content": "One moment"}
+CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+
 
 def response(input: Any = "Hello", **more: Any) -> ResponseRequest:
     return ResponseRequest.of({"model": "chat", "input": input, **more}, PIPELINES)
@@ -144,6 +147,9 @@ def test_how_the_answer_is_sent_is_no_part_of_what_was_sent() -> None:
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input.0.name"),
         ({"input": [{"type": "function_call", "call_id": 7, "name": "x", "arguments": "{}"}]}, "input.0.call_id"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "x", "arguments": "{"}]}, "input.0.arguments"),
+        ({"input": [SAID, CALL, {**CALL, "name": "bad name"}]}, "input.2.name"),
+        ({"input": [SAID, {**CALL, "call_id": 7}]}, "input.1.call_id"),
+        ({"input": [CALL, {**CALL, "arguments": "{"}]}, "input.1.arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         ({"instructions": 7}, "instructions"),
         ({"stream": "yes"}, "stream"),
@@ -180,7 +186,9 @@ def test_what_has_another_form_is_refused(more: dict[str, Any], field: str) -> N
         ("messages.1.content.0.text", "previous_response_id"),
         ("messages.2.content.1.image_url.url", "input.0.content.1.image_url"),
         ("messages.2.content.1.input_audio.data", "input.0.content.1.input_audio.data"),
-        ("messages.2.tool_calls.1.function.arguments", "input.0.arguments"),
+        ("messages.1.tool_calls.0.function.arguments", "previous_response_id"),
+        ("messages.2.tool_calls.1.function.arguments", "input.1.arguments"),
+        ("messages.2.tool_calls.1.id", "input.1.call_id"),
         ("messages", "input"),
         ("response_format.json_schema.schema.properties", "text.format.schema.properties"),
         ("tools.3.function.parameters", "tools.3.parameters"),
@@ -191,6 +199,11 @@ def test_what_has_another_form_is_refused(more: dict[str, Any], field: str) -> N
     ],
 )
 def test_errors_of_the_job_name_the_client_s_field(field: str, name: str) -> None:
-    places = ["instructions", "previous_response_id", "input.0"]
+    places = {
+        "messages.0": "instructions",
+        "messages.1": "previous_response_id",
+        "messages.2": "input.0",
+        "messages.2.tool_calls.1": "input.1",
+    }
     assert ResponseFields(places).name_of(field) == name
     assert ResponseFields().name_of(field) == field
