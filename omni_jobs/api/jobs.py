@@ -354,7 +354,9 @@ async def list_events(
     job_id: JobId,
     request: Request,
     services: ServicesDep,
-    starting_after: Annotated[int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it")] = 0,
+    starting_after: Annotated[
+        int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it"), PlainNumber
+    ] = 0,
     text_from: Annotated[
         str | None,
         Query(
@@ -363,7 +365,7 @@ async def list_events(
             examples=["thinker:1:250"],
         ),
     ] = None,
-    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1)] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1), PlainNumber] = 0,
 ) -> Response:
     """List the events of a job, the oldest first. Events have a time to live of their own.
 

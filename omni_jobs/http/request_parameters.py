@@ -82,7 +82,7 @@ def _check_number(value: object) -> object:
 
 
 PlainNumber = BeforeValidator(_check_number)
-"""For a number of a query. Python's own reading would accept 1_0, and blanks around the number."""
+"""For a number of a query or a header. Python's own reading would accept 1_0, and blanks around the number."""
 
 
 def preferred_wait(headers: Iterable[str]) -> int:

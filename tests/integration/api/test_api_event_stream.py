@@ -203,6 +203,7 @@ def test_a_stream_ends_where_its_job_is_deleted_or_the_server_stops(api: ApiServ
         ("?starting_after=-1", "starting_after"),
         ("?starting_after=99999999999", "starting_after"),
         ("?starting_after=x", "starting_after"),
+        ("?starting_after=1_0", "starting_after"),
         ("?text_from=first", "text_from"),
         ("?text_from=first:1:-1", "text_from"),
         ("?text_from=first:1:²", "text_from"),

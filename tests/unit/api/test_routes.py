@@ -2,8 +2,10 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 
 import omni_jobs.api
@@ -54,3 +56,20 @@ def test_every_route_needs_a_scope_before_anything_else() -> None:
         assert need.scope is OTHERS.get(route.path, SCOPES[method]), route.path
         assert method == "GET" or not need.takes_session, route.path
     assert open_routes == OPEN
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1", "1 ", "+1", "\u0661", "x", ""])
+def test_a_number_of_a_query_or_a_header_is_one_as_the_document_says(text: str) -> None:
+    read = []
+    for route in routes_of_api():
+        flat = get_flat_dependant(route.dependant)
+        for parameter in (*flat.query_params, *flat.header_params):
+            if _is_number(parameter.field_info.annotation):
+                _, wrong = parameter.validate(text, {}, loc=("query", parameter.alias))
+                assert wrong, f"{route.path} {parameter.alias}"
+                read.append(parameter.alias)
+    assert {"limit", "wait", "starting_after", "last-event-id", "created_after"} <= set(read)
+
+
+def _is_number(annotation: object) -> bool:
+    return bool({int, float} & {annotation, *get_args(annotation)})
