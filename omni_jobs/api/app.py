@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI
@@ -77,14 +77,18 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     return app
 
 
+_OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
+"""What the server may answer in place of any route: to a head that is wrong, late or too large, or while it is full."""
+
+
 @cache  # they take longer than all else of an application
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
     for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, dashboard):
-        documented = errors(401, 403, 421, 422, 429, 431)
+        documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
-    router.include_router(health.router, responses=errors(421, 431))
+    router.include_router(health.router, responses=_OF_ANY_REQUEST)
     return router.routes
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from fastapi import Header, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,6 +18,7 @@ from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.jobs import StoredArtifact
 from omni_jobs.storage import ObjectRef
 
+_BYTES: Final = "application/octet-stream"
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -29,6 +30,20 @@ class WantedPart:
     range_: Annotated[str | None, Header(alias="Range")] = None
     if_range: Annotated[str | None, Header()] = None
     if_none_match: Annotated[str | None, Header()] = None
+
+
+def artifact_answers(kind: str = "") -> dict[int | str, dict[str, Any]]:
+    """Return the declaration of the answers with an artifact, for a route's ``responses``.
+
+    ``kind``: before the slash of its media type, such as "video"; "": any.
+    """
+    types = sorted({_BYTES, *(media_type for media_type in SHOWN_TYPES if media_type.startswith(kind))})
+    return {
+        200: {"description": f"The whole {kind or 'artifact'}", "content": {media_type: {} for media_type in types}},
+        206: {"description": "The part that Range names"},
+        304: {"description": "The client has it: If-None-Match"},
+        307: {"description": "The store has it at this URL, for a short time"},
+    }
 
 
 def artifact_answer(
@@ -83,7 +98,7 @@ def _served_as(artifact: StoredArtifact, download: str | None) -> tuple[str, str
     is_shown = artifact.media_type in SHOWN_TYPES
     name = download_name(download or "", artifact.name, "download")
     disposition = content_disposition(name, is_attachment=download is not None or not is_shown)
-    return artifact.media_type if is_shown else "application/octet-stream", disposition
+    return artifact.media_type if is_shown else _BYTES, disposition
 
 
 def bytes_answer(

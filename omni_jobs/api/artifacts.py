@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from omni_jobs.api.artifact_answer import WantedPart, artifact_answer
+from omni_jobs.api.artifact_answer import WantedPart, artifact_answer, artifact_answers
 from omni_jobs.api.needs import Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.errors import Conflict, NotFound
@@ -22,13 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 @router.get(
     "/{name}",
     response_class=StreamingResponse,
-    responses={
-        200: {"description": "The whole artifact", "content": {"application/octet-stream": {}}},
-        206: {"description": "The part that Range names"},
-        304: {"description": "The client has it: If-None-Match"},
-        307: {"description": "The store has it at this URL, for a short time"},
-        **errors(404, 409, 410, 416, 503),
-    },
+    responses={**artifact_answers(), **errors(404, 409, 410, 416, 503)},
 )
 async def get_artifact(
     caller: Viewer,

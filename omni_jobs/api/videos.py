@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from omni_jobs.api.artifact_answer import WantedPart, artifact_answer
+from omni_jobs.api.artifact_answer import WantedPart, artifact_answer, artifact_answers
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
@@ -191,13 +191,7 @@ async def delete_video(caller: Submitter, job_id: OfVideo, request: Request, ser
 @router.get(
     "/video_{digits}/content",
     response_class=StreamingResponse,
-    responses={
-        200: {"description": "The whole video", "content": {"application/octet-stream": {}}},
-        206: {"description": "The part that Range names"},
-        304: {"description": "The client has it: If-None-Match"},
-        307: {"description": "The store has it at this URL, for a short time"},
-        **errors(400, 404, 409, 410, 416, 503),
-    },
+    responses={**artifact_answers("video"), **errors(400, 404, 409, 410, 416, 503)},
 )
 async def get_video_content(
     caller: Reader,

@@ -421,7 +421,7 @@ def test_the_document_and_its_examples(api: ApiServer) -> None:
     document = api.http.get("/openapi.json").json()
     post = document["paths"]["/v1/jobs"]["post"]
     assert set(post["responses"]) == {
-        *("200", "202", "401", "403", "404", "408", "413", "415", "421", "422", "429", "431", "503")
+        *("200", "202", "400", "401", "403", "404", "408", "413", "415", "421", "422", "429", "431", "503")
     }
     examples = post["requestBody"]["content"]["application/json"]["examples"]
     assert examples == SUBMITS

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 import omni_jobs.api
 from omni_jobs.api.app import create_app
 from omni_jobs.api.needs import Needs
+from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.request_parameters import check_query
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Scope
@@ -73,3 +74,21 @@ def test_a_number_of_a_query_or_a_header_is_one_as_the_document_says(text: str) 
 
 def _is_number(annotation: object) -> bool:
     return bool({int, float} & {annotation, *get_args(annotation)})
+
+
+OF_ANY_REQUEST = {"400", "408", "421", "431", "503"}
+"""What the connection, the known pages and a full or stopping server answer, whatever the route."""
+
+
+def test_the_document_has_what_any_request_may_be_answered() -> None:
+    for path, methods in create_app(Settings()).openapi()["paths"].items():
+        for method, operation in methods.items():
+            own = set() if path in ("/healthz", "/readyz") else {"401", "403", "422", "429"}
+            assert OF_ANY_REQUEST | own <= set(operation["responses"]), f"{method} {path}"
+
+
+def test_the_document_has_the_types_in_which_artifacts_are_served() -> None:
+    paths = create_app(Settings()).openapi()["paths"]
+    for path, kind in (("/v1/jobs/{job_id}/artifacts/{name}", ""), ("/v1/videos/video_{digits}/content", "video/")):
+        shown = {each for each in SHOWN_TYPES if each.startswith(kind)}
+        assert set(paths[path]["get"]["responses"]["200"]["content"]) == shown | {"application/octet-stream"}
