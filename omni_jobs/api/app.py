@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,6 +30,7 @@ from omni_jobs.api import (
     usage,
     videos,
 )
+from omni_jobs.api.needs import needs_key
 from omni_jobs.api.services import Services
 from omni_jobs.http.browsers import KnownPages
 from omni_jobs.http.error_answers import errors, install_error_answers
@@ -56,6 +58,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
             await app.state.services.close()
 
     app = _Api(
+        settings,
         servers=[{"url": settings.root_path}] if settings.root_path else None,
         root_path_in_servers=False,
         title="omni-jobs",
@@ -93,6 +96,10 @@ def _routes() -> list[BaseRoute]:
 
 
 class _Api(FastAPI):
+    def __init__(self, settings: Settings, **given: Any) -> None:
+        super().__init__(**given)
+        self._settings = settings
+
     def build_middleware_stack(self) -> ASGIApp:
         """Return the application with all its middleware, through which requests pass; the lifespan does not.
 
@@ -106,8 +113,20 @@ class _Api(FastAPI):
         return call
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document of the routes, with the body of a submit, which no route declares as a parameter."""
+        """Return the document of the routes, with the body of a submit, which no route declares as a parameter.
+
+        Where callers have keys, it says which routes take one.
+        """
         if self.openapi_schema is None:
             request = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
             super().openapi()["components"]["schemas"] |= {**request.pop("$defs"), "JobRequest": request}
+            if self._settings.resolved_auth == "keys":
+                self._document_keys(super().openapi())
         return super().openapi()
+
+    def _document_keys(self, document: dict[str, Any]) -> None:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for route in self.routes:
+            if isinstance(route, APIRoute) and needs_key(route):
+                for method in route.methods:
+                    document["paths"][route.path_format][method.lower()]["security"] = [{"key": []}]

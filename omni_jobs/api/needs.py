@@ -7,6 +7,7 @@ session of a browser, from its cookie.
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.routing import APIRoute
 
 from omni_jobs.api.services import Services
 from omni_jobs.api.session_cookie import session_of
@@ -41,6 +42,11 @@ class Needs:
         if not caller.may(self.scope):
             raise MissingScope(f"this needs a key with the scope {self.scope}")
         return caller
+
+
+def needs_key(route: APIRoute) -> bool:
+    """Return whether a route is for callers alone, who show a key where they have keys."""
+    return any(isinstance(each.call, Needs) for each in route.dependant.dependencies)
 
 
 Submitter = Annotated[Caller, Depends(Needs(Scope.SUBMIT))]

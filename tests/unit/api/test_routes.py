@@ -87,6 +87,20 @@ def test_the_document_has_what_any_request_may_be_answered() -> None:
             assert OF_ANY_REQUEST | own <= set(operation["responses"]), f"{method} {path}"
 
 
+def test_the_document_of_a_server_with_keys_says_which_routes_take_one() -> None:
+    document = create_app(Settings(auth="keys")).openapi()
+    (name,) = document["components"]["securitySchemes"]
+    assert document["components"]["securitySchemes"][name] == {"type": "http", "scheme": "bearer"}
+    without = {
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if operation.get("security") != [{name: []}]
+    }
+    assert without == OPEN - {"GET /"}
+    assert "security" not in str(create_app(Settings()).openapi())
+
+
 def test_the_document_has_the_types_in_which_artifacts_are_served() -> None:
     paths = create_app(Settings()).openapi()["paths"]
     for path, kind in (("/v1/jobs/{job_id}/artifacts/{name}", ""), ("/v1/videos/video_{digits}/content", "video/")):
