@@ -1,5 +1,6 @@
 """Filters of jobs as clients write them: in the query of a list, and in the body of an action on many jobs."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -11,6 +12,7 @@ from omni_jobs.http.request_parameters import JOB_ID, NUMBER
 from omni_jobs.jobs import JobFilter
 from omni_jobs.requests.deadline import unix_seconds
 from omni_jobs.requests.job_request import refuse
+from omni_jobs.requests.json_body import parse_body
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller
 
@@ -100,9 +102,13 @@ def body_of(kind: type[JobAction]) -> dict[str, Any]:
 
 
 def read_action(kind: type["JobAction"], body: bytes | bytearray) -> Any:
-    """Return the model that a JSON body is. Raises InvalidRequest, which names the first field that is wrong."""
+    """Return the model that a JSON body is. Raises InvalidRequest, which names the first field that is wrong.
+
+    A key that is given twice is wrong, because what a filter leaves out is done to more jobs.
+    """
+    given = parse_body(body, len(body), len(body))
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(json.dumps(given))  # its strict types are those of JSON
     except ValidationError as error:
         raise refuse(error) from None
 

@@ -234,6 +234,8 @@ def test_an_action_that_cannot_be_read_changes_nothing(api: ApiServer, action: s
 def test_bodies_that_are_no_json_or_too_large_are_refused(api: ApiServer) -> None:
     headers = {"X-Tenant": "a", "Content-Type": "application/json"}
     assert api.http.post("/v1/jobs/delete", content=b"{", headers=headers).status_code == 422
+    twice = b'{"metadata": {"project": "sea"}, "status": "failed", "metadata": {}}'
+    assert refusal(api.http.post("/v1/jobs/delete", content=twice, headers=headers)) == (422, "metadata")
     assert api.http.post("/v1/jobs/delete", content=b'"' + b"x" * 70_000, headers=headers).status_code == 413
     assert api.http.post("/v1/jobs/delete", data={"status": "failed"}, headers={"X-Tenant": "a"}).status_code == 415
     assert api.http.get("/v1/jobs/delete", headers=headers).status_code == 405
