@@ -24,6 +24,7 @@ from starlette.responses import Response
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import InvalidRequest, OmniJobsError
 from omni_jobs.http.error_answers import shape_of
+from omni_jobs.http.large_event import LargeEvent
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs, RunGlance
 from omni_jobs.states import JobState, StageRunState
@@ -210,7 +211,9 @@ def _event(name: str, data: BaseModel | Mapping[str, Any], number: int | None = 
     return ServerSentEvent(text, event=name, id=None if number is None else str(number))
 
 
-async def answer_with(events: AsyncGenerator[ServerSentEvent, None], ping: Callable[[], str] | None = None) -> Response:
+async def answer_with(
+    events: AsyncGenerator[ServerSentEvent | LargeEvent, None], ping: Callable[[], str] | None = None
+) -> Response:
     """Return the answer that streams these events. Raises what their first step does.
 
     ``ping`` makes the data of what keeps proxies from closing the connection; None: a comment.
@@ -219,27 +222,40 @@ async def answer_with(events: AsyncGenerator[ServerSentEvent, None], ping: Calla
     return stream_of(_from(first, events), ping)
 
 
-def stream_of(events: AsyncGenerator[ServerSentEvent, None], ping: Callable[[], str] | None = None) -> Response:
+def stream_of(
+    events: AsyncGenerator[ServerSentEvent | LargeEvent, None], ping: Callable[[], str] | None = None
+) -> Response:
     """Return the answer that streams these events, whose first step raises nothing. ``ping`` as in ``answer_with``."""
-    return EventSourceResponse(
-        _lines(events),
-        ping=_PING_S,
-        send_timeout=_SEND_S,
-        sep=_LINE_END,
-        ping_message_factory=None if ping is None else lambda: ServerSentEvent(ping(), sep=_LINE_END),
-    )
+    return _StreamOfEvents(events, None if ping is None else lambda: ServerSentEvent(ping(), sep=_LINE_END))
 
 
-async def _lines(events: AsyncGenerator[ServerSentEvent, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for event in events:
-            encoded = event.encode()  # data are JSON, which has no line ends
-            yield encoded.replace(b"\r\n", _LINE_END.encode()) if encoded.endswith(b"\r\n") else encoded
+class _StreamOfEvents(EventSourceResponse):
+    """The answer that streams events, and pings between them."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[ServerSentEvent | LargeEvent, None],
+        ping: Callable[[], ServerSentEvent] | None,
+    ) -> None:
+        pieces = self._pieces(events)
+        super().__init__(pieces, ping=_PING_S, send_timeout=_SEND_S, sep=_LINE_END, ping_message_factory=ping)
+
+    async def _pieces(self, events: AsyncGenerator[ServerSentEvent | LargeEvent, None]) -> AsyncGenerator[bytes, None]:
+        """Yield what is sent of the events."""
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, LargeEvent):
+                    async with self._send_lock, aclosing(event.encoded()) as pieces:  # a ping waits for this lock
+                        async for piece in pieces:
+                            yield piece
+                else:
+                    encoded = event.encode()  # data are JSON, which has no line ends
+                    yield encoded.replace(b"\r\n", _LINE_END.encode()) if encoded.endswith(b"\r\n") else encoded
 
 
 async def _from(
-    first: ServerSentEvent, events: AsyncGenerator[ServerSentEvent, None]
-) -> AsyncGenerator[ServerSentEvent, None]:
+    first: ServerSentEvent | LargeEvent, events: AsyncGenerator[ServerSentEvent | LargeEvent, None]
+) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
     async with aclosing(events):
         yield first
         async for event in events:

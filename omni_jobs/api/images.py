@@ -11,15 +11,14 @@ from omni_jobs.api.artifact_answer import presigned_url, read_on_threads
 from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
-from omni_jobs.errors import PayloadTooLarge
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.form_reader import read_form
 from omni_jobs.jobs import StoredArtifact
 from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.images.answer import ImagesAnswer, images_answer, length_of, pieces_of
+from omni_jobs.openai.images.answer import ImagesAnswer, as_base64, images_answer, length_of, pieces_of
 from omni_jobs.openai.images.request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
-from omni_jobs.openai.images.stream import ImageStream
-from omni_jobs.openai.job_errors import made_once
+from omni_jobs.openai.images.stream import ImageStream, StreamedPicture
+from omni_jobs.openai.job_errors import check_completed, made_once
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.pipelines.outputs import IMAGE
 from omni_jobs.requests import Submission
@@ -30,7 +29,6 @@ from omni_jobs.views import JobView
 router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=OpenAIRoute)
 
 _WHOLE_BYTES = 8 << 20  # up to these an answer is made whole, so that one that cannot be made is an error
-_MOST_STREAMED_BYTES = 64 << 20  # of a picture in an event, which is in memory whole: the artifact has it
 _MOST_FILES = MOST_SOURCES + 4  # a few too many are refused by their name
 
 _COMMON: dict[str, Any] = {
@@ -144,9 +142,7 @@ async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs)
         else:
             stream = ImageStream(
                 jobs.services.watch,
-                jobs.see,
-                partial(_picture, jobs),
-                jobs.on_artifact_thread,
+                partial(_streamed, jobs),
                 jobs.leave,
                 jobs.caller.sees,
                 wanted,
@@ -173,14 +169,28 @@ def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, comple
     return StreamingResponse(streamed, headers=headers, media_type="application/json")
 
 
-def _picture(jobs: SubmittedJobs, job: JobView) -> tuple[Generator[bytes], str]:
-    """Return the picture of a completed job, in pieces, and the name of its format. Call this on a thread."""
+async def _streamed(jobs: SubmittedJobs, job_id: str) -> StreamedPicture:
+    """Return the picture of a job that has ended. Raises JobFailure, and what the reads raise."""
+    job, made, pieces = await jobs.on_artifact_thread(partial(_opened, jobs, job_id))
+    base64 = read_on_threads(pieces, jobs.services.artifact_threads, jobs.caller.sees)
+    return StreamedPicture(job, _format(made), base64)
+
+
+def _opened(jobs: SubmittedJobs, job_id: str) -> tuple[JobView, StoredArtifact, Generator[bytes]]:
+    """Return a completed job, its picture, and the base64 of that in pieces, of which the first is read already.
+
+    So an error of the store is told, but for one in the middle of a large picture. Call this on a thread.
+    """
+    job = jobs.see(job_id)
+    check_completed(job)
     made = jobs.made(job, "image")
-    if made.ref.size > _MOST_STREAMED_BYTES:
-        raise PayloadTooLarge(
-            f"{made.ref.size} bytes are more than an event has: GET /v1/jobs/{job.id}/artifacts/{made.name}"
-        )
-    return jobs.services.store.open_stream(made.ref), _format(made)
+    pieces = as_base64(jobs.services.store.open_stream(made.ref))
+    return job, made, _from(next(pieces), pieces)
+
+
+def _from(first: bytes, rest: Generator[bytes]) -> Generator[bytes]:
+    yield first
+    yield from rest
 
 
 def _format(made: StoredArtifact) -> str:

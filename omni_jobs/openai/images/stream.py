@@ -8,20 +8,21 @@ All jobs run side by side. They are told one after the other, because each watch
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
+from omni_jobs.http.large_event import LargeEvent
 from omni_jobs.http.places import Connection
 from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.images.answer import as_base64, picture_usage
+from omni_jobs.openai.images.answer import picture_usage
 from omni_jobs.openai.images.request import WantedPictures
-from omni_jobs.openai.job_errors import JobFailure, check_completed
+from omni_jobs.openai.job_errors import JobFailure
 from omni_jobs.views import JobView, ProgressView
 from omni_jobs.watch.watch import Watch
 
@@ -51,28 +52,32 @@ class ChosenPreviews:
         return is_due
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedPicture:
+    """The picture of a completed job: the name of its format, and its base64 in pieces, read as they are taken."""
+
+    job: JobView
+    format: str
+    base64: AsyncGenerator[bytes, None]
+
+
 class ImageStream:
     """The events of pictures that are asked for. For one event loop."""
 
     def __init__(
         self,
         watch: Watch,
-        see: Callable[[str], JobView],
-        read: Callable[[JobView], tuple[Iterable[bytes], str]],
-        run: Callable[[Callable[[], ServerSentEvent]], Awaitable[ServerSentEvent]],
+        read: Callable[[str], Awaitable[StreamedPicture]],
         leave: Callable[[], None],
         tenant: str | None,
         wanted: WantedPictures,
     ) -> None:
-        """``see`` reads a job as the client may see it, and ``read`` its picture: bytes in pieces, and their format.
-        ``run`` calls both on a thread of those that read artifacts.
+        """``read`` gives the picture of a job that has ended. It raises JobFailure unless the job has completed.
 
         ``leave`` is called if the client leaves before the end. ``tenant`` is whom the client ``sees``.
         """
         self._watch = watch
-        self._see = see
         self._read = read
-        self._run = run
         self._leave = leave
         self._tenant = tenant
         self._wanted = wanted
@@ -80,11 +85,11 @@ class ImageStream:
 
     async def events(
         self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events of the pictures that these jobs make.
 
         The first step raises ServerBusy if too many watch, and what the read of a job raises. A later error is the last
-        event. End early, without a last event, if the client has left.
+        event; one within a picture breaks the stream off. End early, without a last event, if the client has left.
         """
         try:
             async with aclosing(self._all(job_ids, connection)) as events:
@@ -96,7 +101,7 @@ class ImageStream:
 
     async def _all(
         self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         job_id = job_ids[0]
         has_begun = False
         try:
@@ -108,9 +113,9 @@ class ImageStream:
                             has_begun = True
                     if connection is not None and connection.has_left:
                         return
-                    event = await self._run(partial(self._completed, job_id))
+                    completed = self._completed(await self._read(job_id))
                     self._has_ended = job_id == job_ids[-1]
-                    yield event
+                    yield completed
         except JobFailure as failure:
             self._has_ended = True
             yield _error(failure.error, failure.job_id, failure.status)
@@ -120,7 +125,9 @@ class ImageStream:
                 raise
             yield _error(error, job_id)
 
-    async def _previews(self, job_id: str, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _previews(
+        self, job_id: str, connection: Connection | None
+    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield a comment, with which the answer begins, and previews until the job has ended."""
         chosen = ChosenPreviews(self._wanted.partial_images)
         changes = self._watch.changes(job_id, self._tenant, connection, with_runs=True)
@@ -133,22 +140,18 @@ class ImageStream:
                         yield self._preview(progress.picture or "", chosen.told - 1)
                 glance = await anext(changes, None)
 
-    def _preview(self, url: str, number: int) -> ServerSentEvent:
+    def _preview(self, url: str, number: int) -> LargeEvent:
         found = _PREVIEW.match(url)
         format, data = (found[1], url[found.end() :]) if found is not None else ("jpeg", "")
-        return self._event("partial_image", [data.encode()], {"output_format": format, "partial_image_index": number})
+        return self._event("partial_image", _whole(data), {"output_format": format, "partial_image_index": number})
 
-    def _completed(self, job_id: str) -> ServerSentEvent:
-        """Return the event of a job's picture. Raises JobFailure, and what the reads raise. Call this on a thread."""
-        job = self._see(job_id)
-        check_completed(job)
-        pieces, format = self._read(job)
-        usage = picture_usage([job], has_sources=self._wanted.has_sources)
+    def _completed(self, picture: StreamedPicture) -> LargeEvent:
+        usage = picture_usage([picture.job], has_sources=self._wanted.has_sources)
         more = {} if usage is None else {"usage": usage.model_dump(exclude_none=True)}
-        return self._event("completed", as_base64(pieces), {"output_format": format, **more})
+        return self._event("completed", picture.base64, {"output_format": picture.format, **more})
 
-    def _event(self, name: str, data: Iterable[bytes], more: dict[str, Any]) -> ServerSentEvent:
-        """Return an event with a picture. ``data``: its base64, in pieces."""
+    def _event(self, name: str, base64: AsyncGenerator[bytes, None], more: dict[str, Any]) -> LargeEvent:
+        """Return an event with a picture."""
         kind = f"{self._wanted.kind}.{name}"
         told = {
             "type": kind,
@@ -158,19 +161,20 @@ class ImageStream:
             "background": "auto",
             **more,
         }
-        text = json.dumps(told)[:-1]
-        return _LargeEvent(kind, [f'{text}, "b64_json": "'.encode(), *data, b'"}'])
+        return LargeEvent(kind, _with_picture(json.dumps(told), base64))
 
 
-class _LargeEvent(ServerSentEvent):
-    """An event whose data, one line, are bytes already: the library would go through them for the ends of lines."""
+async def _whole(base64: str) -> AsyncGenerator[bytes, None]:
+    yield base64.encode()
 
-    def __init__(self, event: str, data: Iterable[bytes]) -> None:
-        super().__init__()
-        self._encoded = b"".join([f"event: {event}\ndata: ".encode(), *data, b"\n\n"])
 
-    def encode(self) -> bytes:
-        return self._encoded
+async def _with_picture(told: str, base64: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the JSON object ``told`` with the base64 of a picture as its last field."""
+    yield f'{told[:-1]}, "b64_json": "'.encode()
+    async with aclosing(base64):
+        async for piece in base64:
+            yield piece
+    yield b'"}'
 
 
 def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:

@@ -3,10 +3,12 @@
 import asyncio
 import io
 import json
+import socket
+import tracemalloc
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import openai
 import pytest
 from PIL import Image
 
-from omni_jobs.api import images
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs import Claim, Failure, ProgressReport, StoredArtifact
 from omni_jobs.servers import Server
@@ -33,6 +34,11 @@ from tests.services.seaweedfs import SeaweedFS
 ROOT = Path(__file__).parents[3]
 PNG = samples.image(32, 16)
 LATE_S = 60.0
+ASKED: dict[str, Any] = {"model": "echo_media", "prompt": "a boat", "stream": True}
+STREAMED = (
+    b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Idempotency-Key: large\r\nContent-Length: %d\r\n\r\n%s"
+)
 
 
 @contextmanager
@@ -65,15 +71,17 @@ class Drawer(HandWorker):
         url = f"data:image/jpeg;base64,{claim.attempt}{step:03}"
         self.jobs.report_progress([ProgressReport(claim.stage_run_id, claim.attempt, step, 8, "steps", picture=url)])
 
-    def draw(self, claim: Claim) -> None:
+    def draw(self, claim: Claim, data: bytes = PNG, *, damaged: bool = False) -> None:
         key = artifact_key(self.job_id, claim.stage, claim.attempt, "image.png")
-        artifact = StoredArtifact("image.png", "image/png", self.store.put(key, [PNG]))
-        self.complete(claim, artifacts=[artifact])
+        ref = self.store.put(key, [data])
+        if damaged:
+            self.store.put(key, [data[:-1], b"!"])
+        self.complete(claim, artifacts=[StoredArtifact("image.png", "image/png", ref)])
 
 
-def begun(api: ApiServer, stock: Stock, **more: Any) -> tuple[Iterator[Any], Drawer]:
-    stream = stock.client.images.generate(model="echo_media", prompt="a boat", stream=True, **more)
-    return iter(stream), Drawer(api)
+def begun(api: ApiServer, stock: Stock, **more: Any) -> tuple[Any, Drawer]:
+    stream = stock.client.images.generate(**ASKED, **more)
+    return stream, Drawer(api)
 
 
 def test_a_stream_goes_on_with_the_next_attempt(settings: Settings) -> None:
@@ -103,16 +111,40 @@ def test_a_stream_that_is_closed_leaves_its_jobs(settings: Settings) -> None:
         until(lambda: len(api.services.jobs.abandoned(jobs)) == 2)
 
 
-def test_a_picture_that_no_event_has_room_for_is_told_where_it_is(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "_MOST_STREAMED_BYTES", len(PNG) - 1)
+def test_pictures_that_nobody_reads_are_not_in_memory(settings: Settings) -> None:
+    large, count, body = bytes(32 << 20), 4, json.dumps(ASKED).encode()
+    with served(settings) as (api, stock), ExitStack() as clients:
+        stream, worker = begun(api, stock, extra_headers={"Idempotency-Key": "large"})
+        worker.draw(worker.claim("picture"), large)
+        tracemalloc.start()
+        clients.callback(tracemalloc.stop)
+        for _ in range(count):
+            client = clients.enter_context(socket.create_connection((api.host, api.port), timeout=LATE_S))
+            client.sendall(STREAMED % (len(body), body))
+            told = b""
+            while b"AAAAAAAA" not in told:
+                more = client.recv(1024)
+                assert more, told
+                told += more
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(large)  # of five: it has some pieces of each
+        stream.close()
+
+
+def test_a_damaged_picture_is_an_error(settings: Settings) -> None:
     with served(settings) as (api, stock):
         stream, worker = begun(api, stock)
-        worker.draw(worker.claim("picture"))
-        with pytest.raises(openai.APIError, match=f"/v1/jobs/{worker.job_id}/artifacts/image.png") as caught:
+        worker.draw(worker.claim("picture"), PNG, damaged=True)
+        with pytest.raises(openai.APIError) as caught:
             list(stream)
-        assert caught.value.code == "payload_too_large"
+        assert caught.value.code == "object_corrupt"
+
+
+def test_a_stream_breaks_off_within_a_large_damaged_picture(settings: Settings) -> None:
+    with served(settings) as (api, stock):
+        stream, worker = begun(api, stock)
+        worker.draw(worker.claim("picture"), bytes(4 << 20), damaged=True)
+        with pytest.raises(openai.APIConnectionError):
+            list(stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])

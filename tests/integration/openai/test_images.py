@@ -96,14 +96,15 @@ def test_a_url_has_the_picture(stock: Stock, echo_media: ApiServer) -> None:
         assert Image.open(io.BytesIO(got.content)).size == (128, 64)
 
 
-def test_a_large_answer_is_sent_in_pieces(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_answer_is_sent_in_pieces(stock: Stock, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """The store gives pieces of 1 MiB, which is no multiple of 3."""
     monkeypatch.setattr(images, "_WHOLE_BYTES", 1 << 20)
     pixels = np.random.default_rng(1).integers(0, 256, (800, 800, 3), np.uint8)
     noise = io.BytesIO()
     Image.fromarray(pixels).save(noise, "PNG", compress_level=0)
-    answer = edit(stock, noise.getvalue(), n=2, extra_body={"seed": 2})
-    for number, made in enumerate(answer.data):
+    answer = edit(stock, noise.getvalue(), n=2, stream=stream, extra_body={"seed": 2})
+    for number, made in enumerate(list(answer) if stream else answer.data):
         assert len(made.b64_json) > 2 << 20
         picture = opened(made.b64_json)
         assert (np.asarray(picture)[:600] == 255 - pixels[:600]).all()
