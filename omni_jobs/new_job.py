@@ -67,11 +67,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a fork takes over from another job: the ends of these stages, with their payloads and artifacts."""
+    """What a fork takes over from another job: the ends of these stages, with their payloads and artifacts.
+
+    job_id        the other job
+    stages        those that are taken over
+    stored_bytes  of their results, payloads and artifacts
+    artifacts     what the fork has to have of them: names without suffixes, each with the stage that has made it
+    """
 
     job_id: str
     stages: frozenset[str]
-    stored_bytes: int = 0  # of their results, payloads and artifacts
+    stored_bytes: int = 0
+    artifacts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,8 @@ async def retry_job(
 
     Other stages do not run again. The job keeps its id, is `queued`, counts one more in `retries`, and has no
     deadline any more. 409 while the job has not ended, when no stage is to run, and when the data that a
-    stage reads are not kept any longer: the message then names a stage from which it can go on.
+    stage reads, or artifacts of stages that do not run again, are not kept any longer: the message then names a
+    stage from which it can go on.
     """
     await services.intake.retry(job_id, from_stage, caller.sees, caller.limits, may_be_high=caller.may(Scope.PRIORITY))
     return await run_sync(lambda: _answer(_seen(services, caller, job_id)))

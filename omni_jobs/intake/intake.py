@@ -22,7 +22,9 @@ from omni_jobs.errors import (
     DatabaseUnavailable,
     IdempotencyKeyReused,
     MissingScope,
+    NotFound,
     OmniJobsError,
+    PluginBroken,
     StorageError,
     StorageUnavailable,
 )
@@ -40,6 +42,7 @@ from omni_jobs.requests import Fork, Submission, request_digest, submission_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
+from omni_jobs.views import JobView
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +182,17 @@ class Intake:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")
         with ExitStack() as stack:
             reservation = await self._room.take_for_retry(job, limits, stack)
-            queues = await run_sync(self._jobs.retry, job_id, from_stage)
+            queues = await run_sync(lambda: self._jobs.retry(job_id, from_stage, self._artifacts_of(job)))
             reservation.taken = 1
         self._relay.ring(queues)
+
+    def _artifacts_of(self, job: JobView) -> Mapping[str, str]:
+        """Return which stage makes each artifact of a job, as far as its pipeline is served. Call this on a thread."""
+        try:
+            pipeline = self._admissions.pipelines.named(job.pipeline)
+        except (NotFound, PluginBroken):
+            return {}
+        return pipeline.artifacts_of(job.modalities)
 
     async def fork(self, job_id: str, fork: Fork) -> SubmitResult:
         """Submit a fork of this job, and return its result.

@@ -9,7 +9,7 @@ argument there. In the SQL ``{name}`` is a text of the same file or of ``databas
 """
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -142,13 +142,15 @@ class Jobs:
         """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``."""
         return self._db.run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant)))
 
-    def retry(self, job_id: str, from_stage: str | None = None) -> set[str]:
+    def retry(self, job_id: str, from_stage: str | None = None, artifacts: Mapping[str, str] | None = None) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
 
         :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises.
         """
         token = secrets.token_hex(8)  # the same in each try of the transaction
-        return self._db.run(lambda tx: retry_job.retry(tx, job_id, from_stage, token, self._only_known_tenants))
+        return self._db.run(
+            lambda tx: retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, self._only_known_tenants)
+        )
 
     withdraw = _writes(withdraw)
     origin = _reads(fork_job.origin)

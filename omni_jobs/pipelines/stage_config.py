@@ -26,6 +26,7 @@ from omni_jobs.pipelines.declarations import (
 )
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from omni_jobs.pipelines.flows import Dialect, Flow, flow
+from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.parameter_limits import INPUT_PIXELS, Beyond, Bounds, Limit, beyond, own_bounds
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
@@ -303,6 +304,14 @@ class Pipeline(_Frozen):
         for modality in modalities:
             self._put_after_inputs(self.outputs[modality].stage, ordered)
         return tuple(ordered.values())
+
+    def artifacts_of(self, modalities: Iterable[str]) -> dict[str, str]:
+        """Return which stage makes each artifact of a job with these modalities, by its name without its suffix.
+
+        Modalities that are none of the ``outputs`` are passed over. Raises ConfigError for an output of no plug-in.
+        """
+        made = ((output(each).artifact, self.outputs[each].stage) for each in modalities if each in self.outputs)
+        return {name: stage for name, stage in made if name is not None}
 
     def _put_after_inputs(self, name: str, ordered: dict[str, StageConfig]) -> None:
         if name not in ordered:

@@ -163,9 +163,14 @@ def admit_fork(
         cost = max(cost, origin.cost)  # it reads the prompt again, whose tokens nobody counts anew
     job = job_of(submission, pipeline, choices.stages, admitted, (), cost)
     reused = frozenset(names) - again
-    return replace(
-        job, media=origin.media, reuse=Reuse(origin.job_id, reused, sum(origin.stored_bytes[name] for name in reused))
+    artifacts = pipeline.artifacts_of(job.modalities)
+    reuse = Reuse(
+        job_id=origin.job_id,
+        stages=reused,
+        stored_bytes=sum(origin.stored_bytes[name] for name in reused),
+        artifacts={name: stage for name, stage in artifacts.items() if stage in reused},
     )
+    return replace(job, media=origin.media, reuse=reuse)
 
 
 def _check_file(origin: Origin, pipeline: Pipeline) -> None:

@@ -17,6 +17,7 @@ from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.retention import KEEPS_PAYLOADS
 from omni_jobs.jobs.life import submit
+from omni_jobs.jobs.life.kept_artifacts import check_artifacts
 from omni_jobs.jobs.life.successors import Run
 from omni_jobs.jobs.life.transition import JobTransition
 from omni_jobs.jobs.values import SubmitResult
@@ -74,7 +75,8 @@ def fork(tx: Connection, rows: submit.JobRows, only_known_tenants: bool = False)
 
     The other job may run; it stays as it is. As in a submit, the result is the job that has the idempotency key
     already, with ``created`` False. Raises the errors of a submit; NotFound if the other job was deleted; and Conflict
-    for a stage that has not succeeded, and for a payload that a stage to run needs and that is not kept.
+    for a stage that has not succeeded, for a payload that a stage to run needs and that is not kept, and for an
+    artifact that the fork is to have and that is not kept.
     """
     job, reuse = rows.job, rows.job.reuse
     if reuse is None:
@@ -88,15 +90,18 @@ def fork(tx: Connection, rows: submit.JobRows, only_known_tenants: bool = False)
         raise result
     if is_written or not result.created:
         return result
-    _check(job, reuse, runs)  # behind the submit: a job that has the key already is the answer, whatever is kept
+    _check(tx, job, reuse, runs)  # behind the submit: a job that has the key already is the answer, whatever is kept
     _take_over(tx, job, reuse, runs)
     stored = stored_bytes.of_jobs(tx, [job.job_id])[job.tenant]
     stored_bytes.add(tx, {job.tenant: stored - rows.stored_bytes})
     return SubmitResult(job.job_id, True, result.queues)
 
 
-def _check(job: NewJob, reuse: Reuse, runs: Mapping[str, Run]) -> None:
-    """Raise Conflict unless these stages have succeeded, and left the payloads that the fork's own stages take."""
+def _check(tx: Connection, job: NewJob, reuse: Reuse, runs: Mapping[str, Run]) -> None:
+    """Raise Conflict unless these stages have succeeded, and what the fork needs of them is kept.
+
+    It needs the payloads that its own stages take, and the artifacts that it asks for.
+    """
     for stage in job.stages:
         if stage.name in reuse.stages and runs[stage.name].state != StageRunState.SUCCEEDED:
             state = runs[stage.name].state.value
@@ -109,6 +114,7 @@ def _check(job: NewJob, reuse: Reuse, runs: Mapping[str, Run]) -> None:
         if runs[name].payload_gone:
             text = f"the payload of stage {name} of job {reuse.job_id} is not kept any longer: fork from stage {name}"
             raise Conflict(f"{text}. A job with keep_payloads keeps its payloads for a time", field=_FIELD)
+    check_artifacts(tx, reuse.job_id, reuse.artifacts, "fork from that stage, or leave out its modality")
 
 
 def _taken(job: NewJob, reuse: Reuse) -> set[str]:

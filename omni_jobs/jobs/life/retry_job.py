@@ -19,6 +19,7 @@ from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.life.kept_artifacts import check_artifacts
 from omni_jobs.jobs.life.successors import QUOTA, Run
 from omni_jobs.jobs.life.transition import INSERT_EVENT, QUEUE_IF_PENDING, JobTransition
 from omni_jobs.jobs.order import quota
@@ -72,20 +73,26 @@ _FORGET_ERRORS = delete(AttemptErrorRow).where(
 
 
 def retry(
-    tx: Connection, job_id: str, from_stage: str | None, retry_token: str, only_known_tenants: bool = False
+    tx: Connection,
+    job_id: str,
+    from_stage: str | None,
+    artifacts: Mapping[str, str],
+    retry_token: str,
+    only_known_tenants: bool = False,
 ) -> set[str]:
     """Run an ended job again, and return the queues to ring.
 
     These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all their
     retries again, and the job loses its deadline.
 
-    ``retry_token`` is a random text, the same whenever this transaction is tried again. It is kept in the job's event,
-    so that a try whose predecessor was committed changes nothing and returns the same queues.
+    ``artifacts`` are those that the job makes: names without suffixes, each with its stage. ``retry_token`` is a random
+    text, the same whenever this transaction is tried again. It is kept in the job's event, so that a try whose
+    predecessor was committed changes nothing and returns the same queues.
 
     Raises NotFound, and InvalidRequest for an unknown ``from_stage``. Raises Conflict while the job has not ended or
-    its objects are being deleted, when no stage is to run, and when an input is not kept any longer; its message then
-    says where to retry, or to submit anew. With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant
-    has no row.
+    its objects are being deleted, when no stage is to run, and when an input is not kept any longer or an artifact of a
+    stage that does not run again; its message then says where to retry, or to submit anew. With ``only_known_tenants``
+    it raises Unauthenticated for a job whose tenant has no row.
     """
     transition = JobTransition.of_job(tx, job_id)
     state = transition.states[job_id]
@@ -101,6 +108,8 @@ def retry(
     again = _to_run_again(job_id, runs, from_stage)
     in_order = [run for run in runs.values() if run.stage in again]  # of the pipeline's stages
     _check_inputs(tx, job_id, runs, again)
+    kept = {name: stage for name, stage in artifacts.items() if stage in runs and stage not in again}
+    check_artifacts(tx, job_id, kept, "retry from that stage, or submit it anew")
     before = stored_bytes.of_jobs(tx, [job_id])
     _start_over(tx, job_id, in_order, retry_token, transition.now)
     limited = _give_turn(tx, job_id, only_known_tenants)

@@ -9,8 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from omni_jobs.jobs import NewWorker
+from omni_jobs.jobs import Claim, NewWorker, Retention, StoredArtifact
 from omni_jobs.settings import Settings
+from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import JobView
 from tests.integration.api_server import ApiServer, serve
@@ -74,7 +75,7 @@ def api(settings: Settings) -> Iterator[ApiServer]:
 def run(api: ApiServer, job_id: str, text: str | None = None) -> JobView:
     """Run what is queued of a job, as workers would, until it ends. Its payloads are small.
 
-    Each stage's result is its seed, by its name; or the text.
+    Each stage's result is its seed, by its name; or the text. The third makes a sound.
     """
     jobs, echo = api.services.jobs, api.services.pipelines["echo"]
     while not (view := jobs.get(job_id)).status.is_final:
@@ -83,9 +84,24 @@ def run(api: ApiServer, job_id: str, text: str | None = None) -> JobView:
         [claimed] = claim(jobs, stage)
         assert claimed.job_id == job_id
         result = {stage: claimed.seed} if text is None else {"text": text}
-        made = done(claimed, stage, inline_payload=b"x", payload_bytes=1, result=result)
+        sound = [sound_of(api, claimed)] if stage == "third" else []
+        made = done(claimed, stage, inline_payload=b"x", payload_bytes=1, result=result, artifacts=sound)
         assert jobs.report([made])[0].won
     return view
+
+
+def sound_of(api: ApiServer, claimed: Claim) -> StoredArtifact:
+    key = artifact_key(claimed.job_id, claimed.stage, claimed.attempt, "audio.wav")
+    return StoredArtifact("audio.wav", "audio/wav", api.services.store.put(key, [b"RIFF"]))
+
+
+def without_artifacts(api: ApiServer, job_id: str) -> None:
+    """Let the pruner drop the artifacts of an ended job, whose payloads are kept for longer."""
+    retention = Retention(payloads_s=3600, inputs_s=3600, artifacts_s=0, events_s=3600, jobs_s=3600)
+    api.services.jobs.hasten(retention)
+    assert api.services.jobs.prune(retention).artifacts == 1
+    api.services.jobs.forget_garbage([note.id for note in api.services.jobs.garbage()])
+    assert api.http.get(f"/v1/jobs/{job_id}/artifacts/audio.wav").status_code == 410
 
 
 def submitted(api: ApiServer, body: Mapping[str, Any] = BODY, **headers: str) -> str:
@@ -214,6 +230,22 @@ def test_a_job_that_is_not_there_yet_or_kept_nothing_is_a_conflict(api: ApiServe
     assert (answer.status_code, answer.json()["error"]["field"]) == (409, "from_stage")
     assert "fork from stage first" in answer.json()["error"]["message"]
     assert forked(api, job_id, {"from_stage": "first", "seed": 1}).status_code == 202
+
+
+def test_an_artifact_that_is_not_kept_is_named(api: ApiServer) -> None:
+    job_id = submitted(api, {**BODY, "modalities": ["text", "audio"]})
+    run(api, job_id)
+    without_artifacts(api, job_id)
+    for answer in (
+        forked(api, job_id, {"from_stage": "second"}),
+        api.http.post(f"/v1/jobs/{job_id}/retry", params={"from_stage": "second"}),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["field"]) == (409, "conflict", "from_stage")
+        assert f"of job {job_id} these are not kept any longer: audio of stage third; " in error["message"]
+    assert forked(api, job_id, {"from_stage": "second", "modalities": ["text"]}).status_code == 202
+    assert forked(api, job_id, {"from_stage": "third"}).status_code == 202
+    assert api.http.post(f"/v1/jobs/{job_id}/retry", params={"from_stage": "third"}).status_code == 200
 
 
 def test_a_fork_reads_no_media(settings: Settings, configs: Path) -> None:

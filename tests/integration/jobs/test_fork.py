@@ -158,6 +158,24 @@ def test_a_payload_that_is_not_kept_is_refused_with_the_stage_to_fork_from(jobs:
     assert run(jobs, "first").attempt == 1
 
 
+def test_an_artifact_that_the_fork_is_to_have_and_that_is_not_kept_is_named(jobs: Jobs) -> None:
+    register_each(jobs)
+    origin = ended(jobs)
+    retention = replace(KEEP_AN_HOUR, artifacts_s=0.0)
+    jobs.hasten(retention)
+    jobs.prune(retention)
+    assert jobs.get(origin.job_id).artifacts == []
+    jobs.forget_garbage([note.id for note in jobs.garbage()])
+    reuse = Reuse(origin.job_id, frozenset(["first"]), artifacts={"first": "first"})
+    with pytest.raises(Conflict, match=r"these are not kept any longer: first of stage first; fork from"):
+        jobs.fork(fork_of(origin, (), reuse=reuse))
+    with pytest.raises(Conflict, match=r"these are not kept any longer: first of stage first; retry from"):
+        jobs.retry(origin.job_id, "second", {"first": "first"})
+    assert [view.id for view in jobs.list().jobs] == [origin.job_id]
+    jobs.fork(fork_of(origin, ["first"]))  # which has none to have
+    assert set(jobs.retry(origin.job_id, "first", {"first": "first"})) == {"echo.first"}
+
+
 def test_a_stage_whose_payload_nobody_took_left_none(jobs: Jobs) -> None:
     register(jobs, "first", "first")
     origin = new_job({"first": []}, keeps_payloads=True)
