@@ -234,14 +234,15 @@ class Calls(Generic[LinesT]):
         """Return a job's events, the oldest first. Raises NotFound."""
         return (yield from _view(list[EventView], HttpRequest("GET", _path(job_id, "/events"))))
 
-    def stream(self, job_id: str) -> Items[JobEvent]:
+    def stream(self, job_id: str, *, with_pings: bool = False) -> Items[JobEvent]:
         """Yield what happens to a job as it happens, until its end: text as it grows, progress, previews, artifacts.
 
         The first event is ``job``, the job as it is. Where a connection breaks, another one goes on, at any server: the
-        text has no gap and no double, and what tells of progress may come twice. Raises NotFound, ServerBusy where too
-        many watch jobs, and the server's error.
+        text has no gap and no double, and what tells of progress may come twice. ``with_pings`` also gives the ``ping``
+        that the server sends every 15 s while nothing happens. Raises NotFound, ServerBusy where too many watch jobs,
+        and the server's error.
         """
-        yield from followed(_path(job_id, "/events"))
+        yield from followed(_path(job_id, "/events"), with_pings=with_pings)
 
     def cancel(self, job_id: str) -> Steps[JobView]:
         """Cancel a job, and return it, perhaps still ``cancelling``; an ended one is unchanged. Raises NotFound."""

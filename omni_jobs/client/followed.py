@@ -12,6 +12,7 @@ from omni_jobs.client.steps import HttpRequest, Item, Items, Pause, next_chunk, 
 from omni_jobs.errors import OmniJobsError, ServerUnavailable
 from omni_jobs.states import JobState
 
+PING = "ping"
 _SILENCE_S = 15.0  # the server sends a comment so often
 _ENDS = frozenset(f"job.{state.value}" for state in JobState if state.is_final)
 
@@ -20,7 +21,7 @@ _ENDS = frozenset(f"job.{state.value}" for state in JobState if state.is_final)
 class JobEvent:
     """An event of a job's stream. docs/api.md lists them.
 
-    name  what happened, such as ``text`` or ``job.completed``
+    name  what happened, such as ``text`` or ``job.completed``; ``ping``: nothing, the server only shows that it lives
     data  what the event tells
     id    the number of an event that is kept with the job; None: it is not kept
     """
@@ -46,6 +47,8 @@ class _Blocks:
         *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
         for block in blocks:
             lines = dict(line.partition(": ")[::2] for line in block.decode(errors="replace").split("\n"))
+            if "" in lines:  # a comment
+                yield JobEvent(PING, {})
             if "data" in lines:
                 try:
                     number = int(lines["id"]) if "id" in lines else None
@@ -75,7 +78,7 @@ class _Place:
         return {"starting_after": str(self._last_id), **({"text_from": ",".join(texts)} if texts else {})}
 
 
-def followed(path: str) -> Items[JobEvent]:
+def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
     """Yield a job's events until its end, those of ``path``. Go on with another connection where one breaks.
 
     Raises the server's error, and ServerUnavailable where a few connections after each other tell nothing.
@@ -102,7 +105,7 @@ def followed(path: str) -> Items[JobEvent]:
                     if event.name == "error":
                         raise OmniJobsError.from_dict(event.data["error"])
                     place.note(event)
-                    if event.name != "job" or not has_begun:
+                    if (event.name != "job" or not has_begun) and (event.name != PING or with_pings):
                         yield Item(event)
                     if event.is_end:
                         return

@@ -13,8 +13,10 @@ from omni_jobs.cli import Exit, app
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobView
 from tests.integration.api_server import ApiServer, serve
+from tests.integration.hand_worker import HandWorker
 from tests.integration.job_steps import pass_time
 from tests.integration.served_jobs import completed, failed
+from tests.services.fault_proxy import Fault, FaultProxy
 
 PATIENCE_S = 60
 
@@ -67,6 +69,32 @@ def test_jobs_are_followed_to_their_ends(api: ApiServer) -> None:
     assert last[first].result == {"text": "second"}
 
 
+def test_its_text_is_told_as_it_grows_over_connections_that_break(api: ApiServer) -> None:
+    job_id = submitted(api)
+    with FaultProxy(f"http://{api.host}:{api.port}", http=True) as proxy:
+        proxy.set(Fault(cut_answer_after=4_000, times=4))
+        words = [sys.executable, "-m", "omni_jobs.cli", "watch", job_id, "--json", "--url", proxy.url]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+            assert command.stdout is not None
+            worker = HandWorker(api, job_id)
+            worker.complete(worker.claim("first"))
+            claim, text = worker.claim("second"), ""
+            for number in range(40):
+                word = f"Wort {number}, 漢字 😀. "
+                worker.write(claim, len(text), word, done=number)
+                text, told = text + word, ""
+                while told != text:
+                    assert text.startswith(told)
+                    progress = JobView.model_validate_json(command.stdout.readline()).stages[1].progress
+                    told = (progress and progress.text) or ""
+            worker.complete(claim, result={"text": text})
+            output, errors = command.communicate(timeout=PATIENCE_S)
+        assert proxy.struck == 4
+    assert (command.returncode, errors) == (0, "")
+    last = JobView.model_validate_json(output.splitlines()[-1])
+    assert (last.status.value, last.result) == ("completed", {"text": text})
+
+
 def test_the_exit_code_says_how_a_job_ended(api: ApiServer) -> None:
     done, broken, late = submitted(api), submitted(api), submitted(api, Cancel_After="15m")
     completed(api, done)
@@ -97,7 +125,7 @@ def test_a_job_that_has_ended_is_one_line_of_json(api: ApiServer) -> None:
 
 
 def test_a_server_that_is_away_ends_it(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_jobs.client.repeats.PAUSES_S", (0.01,))
+    monkeypatch.setattr("omni_jobs.client.followed.PAUSES_S", (0.01,))
     result = CliRunner().invoke(app, ["watch", "job-1", "job-2", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == Exit.UNREACHABLE
     assert result.stderr.startswith("omni-jobs: no answer from http://127.0.0.1:9/v1/jobs/job-")
