@@ -50,8 +50,10 @@ def test_first_tries_are_forgotten(jobs: Jobs, database: Database) -> None:
         assert tx.execute(text("SELECT key FROM first_tries")).scalars().all() == [new]
 
 
-def test_a_request_that_was_answered_is_no_first_try_of_a_later_one(jobs: Jobs) -> None:
-    answered, repeated = (jobs.key_of_try("default", REQUEST, 0) for _ in range(2))
+def test_a_request_that_was_answered_is_no_first_try_of_a_later_one(jobs: Jobs, database: Database) -> None:
+    answered = jobs.key_of_try("default", REQUEST, 0)
+    pass_time(database, 1)  # SQLite's clock tells milliseconds
+    repeated = jobs.key_of_try("default", REQUEST, 0)
     assert jobs.key_of_try("default", REQUEST, 1) == repeated
     jobs.end_try(FirstTry(answered, 0))
     jobs.end_try(FirstTry(repeated, 0))  # its repetition has the key
