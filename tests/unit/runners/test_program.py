@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -34,13 +35,27 @@ async def test_what_goes_in_comes_out() -> None:
     assert await run_program(["cat"], data) == data
 
 
-async def test_many_at_once() -> None:
-    answers = await asyncio.gather(*(run_program(["cat"], b"%d" % number) for number in range(20)))
-    assert answers == [b"%d" % number for number in range(20)]
+MANY = """
+    import asyncio, sys, uvloop
+    from workers.runners.program import run_program
+
+    async def many():
+        answers = await asyncio.gather(*(run_program(["cat"], b"%d" % number) for number in range(20)))
+        assert answers == [b"%d" % number for number in range(20)], answers
+        ended_first = await asyncio.gather(*(run_program(["true"], b"unread") for _ in range(40)))
+        assert ended_first == [b""] * 40, ended_first
+
+    asyncio.set_event_loop_policy(eval(sys.argv[1])())
+    asyncio.run(many())
+"""
 
 
-async def test_many_that_end_before_they_are_written_to() -> None:
-    assert await asyncio.gather(*(run_program(["true"], b"unread") for _ in range(40))) == [b""] * 40
+@pytest.mark.parametrize("policy", ["asyncio.DefaultEventLoopPolicy", "uvloop.EventLoopPolicy"])
+def test_many_at_once_also_of_those_that_end_before_they_are_written_to(policy: str) -> None:
+    """In a small process, because uvloop forks, and each fork of a process as large as this one takes long."""
+    code = textwrap.dedent(MANY)
+    done = subprocess.run([sys.executable, "-c", code, policy], capture_output=True, text=True, timeout=LATE_S)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_a_program_that_reads_nothing_of_much() -> None:
