@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +73,33 @@ def test_text_has_transformers_number_of_tokens(
     assert renderer.count_tokens({"messages": messages}, []) == len(expected)
 
 
-AUDIOS = [samples.wav(seconds) for seconds in (0.1, 0.123, 0.5, 1.0, 2.0101)]
-IMAGES = [samples.image(*size) for size in ((28, 28), (100, 33), (641, 480), (1999, 1501), (28, 5000))]
-VIDEOS = [
-    samples.video(frames, width=width, height=height)
-    for frames, width, height in ((1, 64, 48), (3, 320, 240), (35, 640, 480), (10, 1280, 720))
-]
+SECONDS = (0.1, 0.123, 0.5, 1.0, 2.0101)
+SIZES = ((28, 28), (100, 33), (641, 480), (1999, 1501), (28, 5000))
+CLIPS = ((1, 64, 48), (3, 320, 240), (35, 640, 480), (10, 1280, 720))  # frames, width, height
+
+
+@cache
+def audio(number: int) -> bytes:
+    return samples.wav(SECONDS[number])
+
+
+@cache
+def image(number: int) -> bytes:
+    return samples.image(*SIZES[number])
+
+
+@cache
+def video(number: int) -> bytes:
+    frames, width, height = CLIPS[number]
+    return samples.video(frames, width=width, height=height)
 
 
 @pytest.mark.parametrize(
     ("audios", "images", "videos"),
     [
-        *(((n,), (), ()) for n in range(len(AUDIOS))),
-        *(((), (n,), ()) for n in range(len(IMAGES))),
-        *(((), (), (n,)) for n in range(len(VIDEOS))),
+        *(((n,), (), ()) for n in range(len(SECONDS))),
+        *(((), (n,), ()) for n in range(len(SIZES))),
+        *(((), (), (n,)) for n in range(len(CLIPS))),
         ((0, 3), (1, 2), (0,)),
     ],
 )
@@ -93,17 +107,17 @@ def test_media_take_transformers_number_of_tokens(
     renderer: PromptRenderer, processor: Any, audios: Sequence[int], images: Sequence[int], videos: Sequence[int]
 ) -> None:
     infos: list[MediaInfo] = [
-        *(probe_audio(AUDIOS[n], LIMITS) for n in audios),
-        *(probe_image(IMAGES[n], LIMITS) for n in images),
-        *(probe_video(VIDEOS[n], LIMITS) for n in videos),
+        *(probe_audio(audio(n), LIMITS) for n in audios),
+        *(probe_image(image(n), LIMITS) for n in images),
+        *(probe_video(video(n), LIMITS) for n in videos),
     ]
     kinds = ["audio"] * len(audios) + ["image"] * len(images) + ["video"] * len(videos)
     parts = [{"type": kind, "media": n} for n, kind in enumerate(kinds)]
     messages = [user(*parts, text("What is this?")), {"role": "assistant", "content": "It"}, user("more")]
     decoded = {
-        "audio": [decode_audio(AUDIOS[n], 16_000, LIMITS) for n in audios],
-        "images": [decode_image(IMAGES[n], LIMITS) for n in images],
-        "videos": [decode_video(VIDEOS[n], LIMITS)[0] for n in videos],
+        "audio": [decode_audio(audio(n), 16_000, LIMITS) for n in audios],
+        "images": [decode_image(image(n), LIMITS) for n in images],
+        "videos": [decode_video(video(n), LIMITS)[0] for n in videos],
     }
     prompt = renderer.render({"messages": messages})
     encoded = processor(text=[prompt], return_tensors="pt", **{name: found for name, found in decoded.items() if found})
@@ -233,12 +247,12 @@ def test_renderers_of_pipelines(tiny_checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_infos_equal_the_decoded_sizes() -> None:
-    assert probe_image(IMAGES[2], LIMITS) == ImageInfo("image/png", 641, 480)
-    assert decode_image(IMAGES[2], LIMITS).size == (641, 480)
-    assert isinstance(decode_image(IMAGES[0], LIMITS), Image.Image)
-    for clip in VIDEOS:
+    assert probe_image(image(2), LIMITS) == ImageInfo("image/png", 641, 480)
+    assert decode_image(image(2), LIMITS).size == (641, 480)
+    assert isinstance(decode_image(image(0), LIMITS), Image.Image)
+    for clip in map(video, range(len(CLIPS))):
         info, (frames, _) = probe_video(clip, LIMITS), decode_video(clip, LIMITS)
         assert isinstance(info, VideoInfo)
         assert (info.frames, info.height, info.width) == frames.shape[:3]
-    for clip in AUDIOS:
+    for clip in map(audio, range(len(SECONDS))):
         assert probe_audio(clip, LIMITS).samples == len(decode_audio(clip, 16_000, LIMITS))
