@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from omni_jobs.states import JobState, StageRunState
-from tests.integration.echo_stack import EchoStack
+from tests.integration.echo_stack import ONE_LOSS, EchoStack
 
 NEIGHBOURS = 4
 
@@ -13,11 +13,12 @@ def test_the_culprit_is_quarantined_and_its_neighbours_complete(
     sqlite_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
     """The worker is killed whenever the culprit is seen running, as it would be by a model that crashes on it."""
-    stack = EchoStack(tmp_path, sqlite_url, valkey_url, {"OMNI_JOBS_LEASE_S": "60", "OMNI_JOBS_HEARTBEAT_S": "1"})
+    options = {"OMNI_JOBS_LEASE_S": "60", "OMNI_JOBS_HEARTBEAT_S": "1"}
+    stack = EchoStack(tmp_path, sqlite_url, valkey_url, options, config=ONE_LOSS)
     try:
         worker, _ = stack.start("first", "second")
         culprit = stack.submit("culprit", first={"delay_s": 30})
-        neighbours = [stack.submit(f"neighbour {n}", first={"delay_s": 5}) for n in range(NEIGHBOURS)]
+        neighbours = [stack.submit(f"neighbour {n}", first={"delay_s": 2}) for n in range(NEIGHBOURS)]
         kills, beside = 0, []
         while not stack.jobs.get(culprit).status.is_final:
             run = stack.until(lambda: _runs_or_ended(stack, culprit), 60)

@@ -5,10 +5,9 @@ import signal
 from pathlib import Path
 
 from omni_jobs.states import JobState
-from tests.integration.echo_stack import PIPELINE, EchoStack
+from tests.integration.echo_stack import ONE_LOSS, EchoStack
 
 OPTIONS = {"OMNI_JOBS_STALL_AFTER_S": "5", "OMNI_JOBS_LEASE_S": "120", "OMNI_JOBS_HEARTBEAT_S": "1"}
-ONE_LOSS = PIPELINE.replace("  first:\n", "  first:\n    retries: {worker_lost: 1}\n")
 
 
 def test_a_worker_whose_event_loop_stands_still_ends_and_its_successor_does_the_work(
