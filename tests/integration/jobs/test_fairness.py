@@ -23,6 +23,11 @@ from tests.integration.job_steps import (
     release,
 )
 
+# The turns, of which the order follows, are shown on both by test_take_turns, test_quota and test_jobs_model.
+pytestmark = pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True
+)
+
 ONE: dict[str, list[str]] = {"first": []}
 CLAIMS: Final = 200
 LEAST: Final = 0.95  # of what the victim's weight says

@@ -59,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long  # what an engine captures, test_ar_capture_budget shows
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_cores_captures_and_a_quiet_end(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def picture(output: Any) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(artifact.data)))
 
 
+@pytest.mark.long  # its stages alone are shown by test_glm_image_tokens, _pictures and _edits
 @pytest.mark.timeout(900)
 def test_pictures_are_those_of_the_reference(tiny_glm_images: TinyCheckpoints) -> None:
     checkpoint = tiny_glm_images(0)
