@@ -1,4 +1,4 @@
-"""The slots of a worker, for any order of claims and ends. What doorbells do to claims is in test_executor.py."""
+"""The slots of a worker, for any order of claims and ends. test_executor_claims.py has what doorbells do to claims."""
 
 from hypothesis import given
 from hypothesis import strategies as st
