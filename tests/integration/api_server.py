@@ -6,8 +6,9 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +19,17 @@ from omni_jobs.settings import Settings
 from omni_jobs.views import RequestErrorView
 
 START_S = 30.0
+SHIPPED = Path(__file__).parents[2] / "stage_configs"
+BEHIND_A_PROXY: Mapping[str, Any] = {"auth": "proxy", "tenant_header": "X-Tenant"}
+
+
+def server_settings(directory: Path, broker_url: str, **more: Any) -> Settings:
+    """The settings with which the tests' servers begin; ``more`` are further ones. Data lie in ``directory``.
+
+    It serves the shipped pipelines. Objects do not wait for the disk, because none of these machines loses its power.
+    """
+    begin = {"data_dir": directory, "broker_url": broker_url, "stage_configs": SHIPPED, "storage_sync": False}
+    return Settings(**{**begin, "min_free_bytes": 0, **more})
 
 
 @dataclass(frozen=True)
@@ -91,11 +103,22 @@ class _Server(BoundedServer):
     def __init__(self, settings: Settings, started: threading.Event) -> None:
         super().__init__(settings, log_level="warning")
         self._started = started
+        self._asked_to_stop = asyncio.Event()
 
     def stop(self) -> None:
         self.should_exit = True
+        if self._started.is_set():
+            with suppress(RuntimeError):  # its loop has ended
+                self.loop.call_soon_threadsafe(self._asked_to_stop.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.loop = asyncio.get_running_loop()
         self._started.set()
+
+    async def main_loop(self) -> None:
+        """Stop when asked to, not with uvicorn's next look a tenth of a second later."""
+        looks = asyncio.create_task(super().main_loop())
+        await asyncio.wait({looks, asyncio.create_task(self._asked_to_stop.wait())}, return_when="FIRST_COMPLETED")
+        if not looks.cancel():
+            looks.result()

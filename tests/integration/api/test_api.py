@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,27 +24,13 @@ from tests.integration.api_server import ApiServer, checked_error, serve
 from tests.integration.job_steps import fail
 from tests.oracles import samples
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 NOBODY = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": tiny_checkpoint},
-        max_body_bytes=1 << 20,
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings, tiny_checkpoint: Path) -> Settings:
+    return settings.model_copy(update={"models": {"qwen2_5_omni": tiny_checkpoint}, "max_body_bytes": 1 << 20})
 
 
 def submitted(api: ApiServer, **body: Any) -> JobView:

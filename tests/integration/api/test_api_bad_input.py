@@ -14,25 +14,18 @@ import pytest
 from PIL import Image
 
 from omni_jobs.database.database import Database
-from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
+from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve, server_settings
 from tests.oracles import samples
 from tests.unit.requests.test_requests import HELLO, REFUSED
 
-ROOT = Path(__file__).parents[3]
 LIMIT = 1 << 20
 ECHO = {"model": "echo", "messages": HELLO}
 
 
 @pytest.fixture(scope="module")
 def api(valkey_server: str, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path_factory.mktemp("api"),
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": tiny_checkpoint},
-        max_body_bytes=LIMIT,
-    )
+    models = {"qwen2_5_omni": tiny_checkpoint}
+    settings = server_settings(tmp_path_factory.mktemp("api"), valkey_server, models=models, max_body_bytes=LIMIT)
     Database(settings.resolved_database_url).migrate()
     with serve(settings) as server:
         yield server

@@ -5,7 +5,6 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,13 +13,11 @@ from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.requests import admit, parse
-from omni_jobs.settings import Settings
 from tests import hostile
-from tests.integration.api_server import ApiServer, checked_error, serve
+from tests.integration.api_server import ApiServer, checked_error, serve, server_settings
 from tests.oracles import samples
 from tests.services.checkpoint import TinyCheckpoints
 
-ROOT = Path(__file__).parents[3]
 STORED = ("jobs", "stage_runs", "artifacts", "garbage")
 
 
@@ -32,10 +29,9 @@ def api(
     tiny_glm_images: TinyCheckpoints,
 ) -> Iterator[ApiServer]:
     """A server of the three pipelines that draw; nobody works."""
-    settings = Settings(
-        data_dir=tmp_path_factory.mktemp("api"),
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
+    settings = server_settings(
+        tmp_path_factory.mktemp("api"),
+        valkey_server,
         pipelines=("qwen_image", "glm_image", "upscale"),
         models={"qwen_image": tiny_qwen_images(0), "glm_image": tiny_glm_images(0)},
     )

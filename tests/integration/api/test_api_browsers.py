@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -24,7 +23,6 @@ from tests.integration.api_server import ApiServer, serve
 from tests.oracles import samples
 from tests.services import missing
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 NOWHERE = "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
 CHROMIUM = [
@@ -34,19 +32,8 @@ CHROMIUM = [
 
 
 @pytest.fixture
-def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def code_of(answer: httpx2.Response) -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from omni_jobs.api.bulk_lines import groups_of_lines
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import Client
-from omni_jobs.database.database import Database
 from omni_jobs.http.held_bodies import Body, HeldBytes
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
@@ -29,17 +28,8 @@ LIMIT = 4096
 
 
 @pytest.fixture
-def api(valkey_server: str, tmp_path: Path, database: Database, database_url: str) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        max_body_bytes=LIMIT,
-        max_queued_jobs=1000,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"max_body_bytes": LIMIT, "max_queued_jobs": 1000})
 
 
 def line(text: str, **more: Any) -> bytes:

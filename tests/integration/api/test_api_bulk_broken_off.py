@@ -11,7 +11,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.integration.numbered_bulk import (
     AT_ONCE,
     BULK,
@@ -36,13 +36,7 @@ from tests.integration.numbered_bulk import (
 
 @pytest.fixture
 def settings(valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path / "data",
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
+    return server_settings(tmp_path / "data", valkey_url)
 
 
 # The client breaks off

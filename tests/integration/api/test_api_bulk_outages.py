@@ -20,7 +20,7 @@ from omni_jobs.client import Client
 from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.integration.numbered_bulk import (
     BULK,
     GROUP,
@@ -49,13 +49,7 @@ from tests.services.seaweedfs import SeaweedFS
 
 @pytest.fixture
 def settings(valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path / "data",
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
+    return server_settings(tmp_path / "data", valkey_url)
 
 
 @contextmanager

@@ -22,21 +22,14 @@ from tests.integration.api_server import ApiServer, checked_error, serve
 from tests.services.fault_proxy import FaultProxy
 from tests.services.seaweedfs import SeaweedFS
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 SOUND = bytes(range(256)) * 5000
 HTML = b"<script>alert(1)</script>"
 
 
 @pytest.fixture
-def settings(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 @pytest.fixture
@@ -48,12 +41,6 @@ def on_s3(settings: Settings, seaweedfs: SeaweedFS) -> Settings:
             "download_url_s": 120,
         }
     )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
 
 
 @pytest.fixture

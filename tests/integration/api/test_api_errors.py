@@ -3,7 +3,6 @@
 import re
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,10 +12,9 @@ from omni_jobs.api import server as server_module
 from omni_jobs.api.app import create_app
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
+from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve, server_settings
 from tests.oracles import samples
 
-ROOT = Path(__file__).parents[3]
 NO_DATABASE = "sqlite:////dev/null/none"
 OPERATIONS = {
     (method.upper(), path): operation
@@ -55,11 +53,7 @@ BODIES: dict[tuple[str, str], Any] = {
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, valkey_server: str) -> Settings:
-    settings = Settings(
-        data_dir=tmp_path_factory.mktemp("errors"),
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-    )
+    settings = server_settings(tmp_path_factory.mktemp("errors"), valkey_server)
     Database(settings.resolved_database_url).migrate()
     return settings
 

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx2
+import hypothesis
 import pytest
 from httpx2 import ServerSentEvent
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import HealthCheck, given, strategies
 
 from omni_jobs.jobs import TextPiece
 from omni_jobs.settings import Settings
@@ -19,29 +19,10 @@ from tests.event_reader import CutReader
 from tests.integration.api_server import ApiServer, checked_error, serve
 from tests.integration.hand_worker import HandWorker
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 WORDS = "漢字 \u2028 e\u0301 😀\n\ndata: [DONE]\r\n\x00 the end. "
 LATE_S = 30.0
 TEXTS = strategies.lists(strategies.text(min_size=1, max_size=400), min_size=1, max_size=6)
-
-
-@pytest.fixture
-def its_settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="off",
-    )
-
-
-@pytest.fixture
-def api(its_settings: Settings) -> Iterator[ApiServer]:
-    with serve(its_settings) as server:
-        yield server
 
 
 def submitted(api: ApiServer) -> str:
@@ -156,16 +137,16 @@ def test_only_kept_events_have_ids_and_those_before_are_not_told_again(api: ApiS
         assert [event.event for event in events if event.id] == ["job.cancelled"]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis.settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lost=TEXTS, parts=TEXTS, seed=strategies.integers(0, 2**32))
 def test_a_stream_cut_at_any_byte_goes_on_at_another_server(
-    lost: list[str], parts: list[str], seed: int, api: ApiServer, its_settings: Settings
+    lost: list[str], parts: list[str], seed: int, api: ApiServer, settings: Settings
 ) -> None:
     """An attempt is lost in between. The text has no gap and no double."""
     job_id = submitted(api)
     worker = HandWorker(api, job_id)
     whole = "".join(parts)
-    with serve(its_settings) as other, ThreadPoolExecutor(1) as pool:
+    with serve(settings) as other, ThreadPoolExecutor(1) as pool:
         urls = [f"http://{each.host}:{each.port}" for each in (api, other)]
         reader = CutReader(urls, job_id, "first", Random(seed))
         reading: Future[str] = pool.submit(reader.read)

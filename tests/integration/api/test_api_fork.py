@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import JobView
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
 from tests.integration.job_steps import claim, counted_bytes, done, stored_bytes
 
-ROOT = Path(__file__).parents[3]
 PIPELINE = """
 name: echo
 version: "1"
@@ -54,22 +53,8 @@ def configs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path, configs: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path / "data",
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=configs,
-        storage_sync=False,
-        auth="proxy",
-        tenant_header="X-Tenant",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings, configs: Path) -> Settings:
+    return settings.model_copy(update={"stage_configs": configs, **BEHIND_A_PROXY})
 
 
 def run(api: ApiServer, job_id: str, text: str | None = None) -> JobView:

@@ -1,8 +1,5 @@
 """HEAD wherever GET is: the same status and headers, and no body. And the headers of every answer."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx2
 import pytest
 from fastapi.routing import APIRoute
@@ -13,7 +10,6 @@ from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 OF_EACH_ANSWER = {"date", "x-request-id"}
 WITH_GET = sorted(
@@ -28,20 +24,8 @@ KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 
 
 @pytest.fixture
-def settings(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def same_head(api: ApiServer, path: str, **headers: str) -> httpx2.Response:

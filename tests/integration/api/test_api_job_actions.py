@@ -1,9 +1,8 @@
 """Lists by filters, actions on many jobs, and submits that wait, over HTTP, on both databases."""
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,30 +13,15 @@ from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.jobs import Glance
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobActionView, JobView
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
 from tests.integration.served_jobs import claimed, completed, failed
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="proxy",
-        tenant_header="X-Tenant",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update=BEHIND_A_PROXY)
 
 
 def submitted(api: ApiServer, tenant: str = "a", **fields: Any) -> str:

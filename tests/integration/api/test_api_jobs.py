@@ -3,10 +3,9 @@
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,31 +19,16 @@ from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.tenants.tenant_store import Tenants
 from omni_jobs.views import Counts, EventView, JobView
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
 from tests.integration.job_steps import pass_time
 from tests.integration.served_jobs import claimed, completed, failed
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="proxy",
-        tenant_header="X-Tenant",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update=BEHIND_A_PROXY)
 
 
 def post(api: ApiServer, body: dict[str, Any] | None = None, **headers: str) -> httpx2.Response:

@@ -25,9 +25,8 @@ from omni_jobs.database.database import Database
 from omni_jobs.errors import ServerBusy
 from omni_jobs.settings import Settings
 from tests import hostile
-from tests.integration.api_server import ApiServer, parsed_error, serve
+from tests.integration.api_server import SHIPPED, ApiServer, parsed_error, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JSONL = {"Content-Type": "application/jsonl"}
@@ -35,27 +34,19 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        max_head_bytes=16 << 10,
-        max_headers=50,
-        max_connections=20,
-        max_body_bytes=4 << 20,
-        max_held_body_bytes=8 << 20,
-        head_limit_s=1.0,
-        body_limit_s=3.0,
-        silence_limit_s=1.0,
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings.model_copy(
+        update={
+            "max_head_bytes": 16 << 10,
+            "max_headers": 50,
+            "max_connections": 20,
+            "max_body_bytes": 4 << 20,
+            "max_held_body_bytes": 8 << 20,
+            "head_limit_s": 1.0,
+            "body_limit_s": 3.0,
+            "silence_limit_s": 1.0,
+        }
     )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
 
 
 @pytest.fixture
@@ -665,7 +656,7 @@ class _Process:
         environment |= {
             "OMNI_JOBS_DATA_DIR": str(directory),
             "OMNI_JOBS_BROKER_URL": broker,
-            "OMNI_JOBS_STAGE_CONFIGS": str(ROOT / "stage_configs"),
+            "OMNI_JOBS_STAGE_CONFIGS": str(SHIPPED),
             **more,
         }
         Database(Settings(data_dir=directory).resolved_database_url).migrate()

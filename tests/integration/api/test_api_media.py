@@ -14,21 +14,13 @@ import pytest
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from tests import hostile
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.integration.media.test_media_wall import SLOW, UNBOUNDED, cpu_ticks, decoders_of, wait_for
 from tests.oracles import samples
 
-ROOT = Path(__file__).parents[3]
-
 
 def settings_of(valkey_server: str, directory: Path, checkpoint: Path, **others: Any) -> Settings:
-    settings = Settings(
-        data_dir=directory,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": checkpoint},
-        **others,
-    )
+    settings = server_settings(directory, valkey_server, models={"qwen2_5_omni": checkpoint}, **others)
     Database(settings.resolved_database_url).migrate()
     return settings
 

@@ -18,7 +18,7 @@ from sqlalchemy import event, text
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.states import StageRunState
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.oracles import samples
 from tests.services.fault_proxy import Fault, FaultProxy
 from tests.services.seaweedfs import SeaweedFS
@@ -48,13 +48,7 @@ def settings(valkey_url: str, tmp_path: Path) -> Settings:
     configs = tmp_path / "stage_configs"
     configs.mkdir()
     (configs / "echo.yaml").write_text(PIPELINE)
-    settings = Settings(
-        data_dir=tmp_path,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=configs,
-        storage_sync=False,
-        min_free_bytes=0,
-    )
+    settings = server_settings(tmp_path, valkey_url, stage_configs=configs)
     migrate(settings)
     return settings
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from urllib.parse import urljoin
 
@@ -14,9 +13,8 @@ import pytest
 from omni_jobs.client import Client
 from omni_jobs.settings import Settings
 from tests.integration.api.test_api_heads import ECHO, artifact
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 
-ROOT = Path(__file__).parents[3]
 PREFIX = "/jobs-api"
 WAIT_S = 30.0
 
@@ -62,17 +60,8 @@ def proxy(api: ApiServer, *, strips: bool) -> Iterator[str]:
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        root_path=PREFIX,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings.model_copy(update={"root_path": PREFIX})
 
 
 @pytest.mark.parametrize("strips", [True, False], ids=["stripped", "left"])

@@ -12,20 +12,12 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": tiny_checkpoint},
-        storage_sync=False,
-    )
+def settings(settings: Settings, tiny_checkpoint: Path) -> Settings:
+    return settings.model_copy(update={"models": {"qwen2_5_omni": tiny_checkpoint}})
 
 
 def listed(api: ApiServer) -> list[str]:

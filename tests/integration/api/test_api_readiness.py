@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,21 +18,13 @@ from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        pipelines=("echo",),
-        storage_sync=False,
-    )
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"pipelines": ("echo",)})
 
 
 def until(check: Callable[[], object]) -> None:

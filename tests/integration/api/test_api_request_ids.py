@@ -6,16 +6,14 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve
+from tests.integration.api_server import ApiServer, checked_error, parsed_error
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 NEW_ID = re.compile(r"req-[0-9a-f]{32}")
 BROKEN_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA B: c\r\n\r\n"
@@ -23,19 +21,8 @@ OWN_ID = b"X-Request-Id: mine\r\n"
 
 
 @pytest.fixture
-def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def raw_answers(api: ApiServer, *requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.database.database import Database
-from omni_jobs.settings import Settings
-from tests.integration.api_server import serve
-
-ROOT = Path(__file__).parents[3]
+from tests.integration.api_server import serve, server_settings
 
 HOOKS = """
 import schemathesis
@@ -92,13 +89,8 @@ checks.negative_data_rejection.enabled = false
 def test_the_api_is_as_its_document_says(
     tmp_path: Path, valkey_server: str, tiny_checkpoint: Path, examples: int
 ) -> None:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": tiny_checkpoint},
-        wait_limit_s=0.02,  # no worker runs
-    )
+    models, no_worker_runs = {"qwen2_5_omni": tiny_checkpoint}, 0.02
+    settings = server_settings(tmp_path / "data", valkey_server, models=models, wait_limit_s=no_worker_runs)
     settings.data_dir.mkdir()
     Database(settings.resolved_database_url).migrate()
     (tmp_path / "schemathesis.toml").write_text(CONFIG.replace("EXAMPLES", str(examples)), encoding="utf-8")

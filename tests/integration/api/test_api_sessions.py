@@ -6,7 +6,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -22,21 +21,12 @@ from omni_jobs.tenants.sessions import LONGEST_S, MOST_OF_A_KEY, Sessions, sessi
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="keys",
-        allowed_hosts=("jobs.example.com",),
-    )
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"auth": "keys", "allowed_hosts": ("jobs.example.com",)})
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,25 +21,21 @@ from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, parsed_error, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 PLACES = 12
 WAIT_S = 30.0
 
 
 @pytest.fixture
-def settings(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="keys",
-        max_connections=PLACES,
-        head_limit_s=300.0,
-        body_limit_s=300.0,
-        silence_limit_s=300.0,
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings.model_copy(
+        update={
+            "auth": "keys",
+            "max_connections": PLACES,
+            "head_limit_s": 300.0,
+            "body_limit_s": 300.0,
+            "silence_limit_s": 300.0,
+        }
     )
 
 

@@ -1,8 +1,6 @@
 """Stages over HTTP and by the command: pauses, why jobs wait, and how good the estimates were."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,24 +10,14 @@ from omni_jobs.client import Client
 from omni_jobs.errors import NotFound
 from omni_jobs.jobs import Jobs, NewWorker
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def api(database_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        pipelines=("echo",),
-        storage_sync=False,
-    )
-    with serve(settings) as api:
-        yield api
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"pipelines": ("echo",)})
 
 
 def register(jobs: Jobs, api: ApiServer) -> None:

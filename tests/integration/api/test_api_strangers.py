@@ -5,7 +5,6 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -17,23 +16,14 @@ from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 STRANGERS = 300
 WAIT_S = 60.0
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        broker_key_prefix=f"{tmp_path.name}-",
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="keys",
-    )
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"auth": "keys", "broker_key_prefix": f"{settings.data_dir.name}-"})
 
 
 class Counted:

@@ -22,21 +22,12 @@ from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 from tests.oracles import samples
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        broker_key_prefix=f"{tmp_path.name}-",
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="keys",
-    )
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"auth": "keys", "broker_key_prefix": f"{settings.data_dir.name}-"})
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """``GET /v1/usage``, and usage in a job's view, over HTTP, on both databases."""
 
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,30 +8,15 @@ import pytest
 
 from omni_jobs.settings import Settings
 from omni_jobs.views import UsageReport
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
 from tests.integration.served_jobs import completed
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def settings(database_url: str, valkey_url: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=database_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="proxy",
-        tenant_header="X-Tenant",
-    )
-
-
-@pytest.fixture
-def api(settings: Settings) -> Iterator[ApiServer]:
-    with serve(settings) as server:
-        yield server
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update=BEHIND_A_PROXY)
 
 
 def run(api: ApiServer, tenant: str) -> str:

@@ -1,7 +1,6 @@
 """The stock ``openai`` client reads our errors, and repeats a request only where that can help."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,19 +9,13 @@ import pytest
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 UNKNOWN = "/jobs/job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
 
 
 @pytest.fixture
-def settings(sqlite_url: str, tmp_path: Path, valkey_server: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-    )
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 class Stock:

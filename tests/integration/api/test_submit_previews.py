@@ -11,11 +11,8 @@ from typer.testing import CliRunner, Result
 from omni_jobs.cli import app
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Claim, Completion, NewWorker, ProgressReport
-from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.oracles import samples
-
-ROOT = Path(__file__).parents[3]
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -35,12 +32,7 @@ def claimed(api: ApiServer, stage: str) -> Claim:
 
 
 def test_the_newest_preview_is_a_file_until_the_job_is_completed(valkey_server: str, tmp_path: Path) -> None:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        pipelines=("echo",),
-    )
+    settings = server_settings(tmp_path / "data", valkey_server, pipelines=("echo",))
     Database(settings.resolved_database_url).migrate()
     out, results = tmp_path / "out", list[Result]()
     pictures = [samples.image(width, 16, format="JPEG") for width in (16, 24)]

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,18 @@ from typer.testing import CliRunner, Result
 
 from omni_jobs.cli import app
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import SHIPPED, ApiServer
 from tests.oracles import samples
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
+def settings(sqlite_settings: Settings, tmp_path: Path) -> Settings:
     """Its echo pipeline takes sounds, too."""
     configs = tmp_path / "stage_configs"
-    shutil.copytree(Path(__file__).parents[3] / "stage_configs", configs)
-    echo = (configs / "echo.yaml").read_text(encoding="utf-8")
+    configs.mkdir()
+    echo = (SHIPPED / "echo.yaml").read_text(encoding="utf-8")
     (configs / "echo.yaml").write_text(echo.replace("accepts: [text]", "accepts: [text, audio]"), encoding="utf-8")
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=configs,
-        pipelines=["echo"],
-        storage_sync=False,
-        min_free_bytes=0,
-    )
-    with serve(settings) as server:
-        yield server
+    return sqlite_settings.model_copy(update={"stage_configs": configs})
 
 
 @pytest.fixture

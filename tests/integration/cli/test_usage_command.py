@@ -1,33 +1,22 @@
 """``omni-jobs usage`` against a real API server."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from omni_jobs.cli import app
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.served_jobs import completed
 
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def run(api: ApiServer, *arguments: str) -> Result:

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,7 +10,7 @@ from typer.testing import CliRunner, Result
 from omni_jobs.cli import Exit, app
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobView
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.hand_worker import HandWorker
 from tests.integration.job_steps import pass_time
 from tests.integration.served_jobs import completed, failed
@@ -22,17 +20,8 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def url_of(api: ApiServer) -> list[str]:

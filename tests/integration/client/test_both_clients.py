@@ -15,7 +15,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.both_clients import KINDS, Kind, of_kind
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.served_jobs import completed
 from tests.services.fault_proxy import Fault, FaultProxy
 
@@ -29,17 +29,8 @@ def which(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def url_of(api: ApiServer) -> str:

@@ -1,8 +1,6 @@
 """Both clients follow a job's stream of events, also over connections that break."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,7 +9,7 @@ from omni_jobs.client import Client, JobEvent
 from omni_jobs.errors import NotFound, ServerUnavailable
 from omni_jobs.settings import Settings
 from tests.both_clients import KINDS, Kind, of_kind
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.hand_worker import HandWorker
 from tests.services.fault_proxy import Fault, FaultProxy
 
@@ -26,17 +24,8 @@ def which(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        database_url=sqlite_url,
-        broker_url=valkey_url,  # type: ignore[arg-type]
-        stage_configs=Path(__file__).parents[3] / "stage_configs",
-        storage_sync=False,
-        min_free_bytes=0,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 def write(api: ApiServer, job_id: str, heard: threading.Event) -> None:

@@ -18,8 +18,7 @@ import pytest
 
 from omni_jobs.database.database import Database
 from omni_jobs.fetch.guard import Guard
-from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.integration.media.test_media_wall import wait_for
 from tests.oracles import samples
 
@@ -96,13 +95,8 @@ def served(valkey_server: str, tmp_path: Path, media: MediaHost, monkeypatch: py
 
     @contextmanager
     def start(**others: Any) -> Iterator[ApiServer]:
-        settings = Settings(
-            data_dir=tmp_path,
-            broker_url=valkey_server,  # type: ignore[arg-type]
-            stage_configs=tmp_path / "configs",
-            storage_sync=False,
-            **{"fetch": "public"} | others,
-        )
+        more = {"stage_configs": tmp_path / "configs", "fetch": "public"} | others
+        settings = server_settings(tmp_path, valkey_server, **more)
         Database(settings.resolved_database_url).migrate()
         if settings.fetch == "public":
             loopback = (IPv4Network("127.0.0.0/8"),)

@@ -27,11 +27,10 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.prompts import renderers
 from omni_jobs.settings import Settings
 from tests import hostile
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve, server_settings
 from tests.oracles import samples
 from tests.unit.requests.test_requests import HELLO, REFUSED, says
 
-ROOT = Path(__file__).parents[3]
 ECHO = {"model": "echo", "messages": HELLO}
 JSONL = {"Content-Type": "application/jsonl"}
 LONG = {"messages": [{"role": "user", "content": "x" * 20_000}]}
@@ -40,16 +39,9 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def settings(valkey_server: str, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Settings:
-    found = Settings(
-        data_dir=tmp_path_factory.mktemp("api"),
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        models={"qwen2_5_omni": tiny_checkpoint},
-        max_media_parts=3,
-        auth="proxy",
-        tenant_header="X-Tenant",
-        storage_sync=False,
-    )
+    models = {"qwen2_5_omni": tiny_checkpoint}
+    more = {"models": models, "max_media_parts": 3, **BEHIND_A_PROXY}
+    found = server_settings(tmp_path_factory.mktemp("api"), valkey_server, **more)
     database = Database(found.resolved_database_url)
     database.migrate()
     database.close()

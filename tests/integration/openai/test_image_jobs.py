@@ -31,7 +31,6 @@ from tests.oracles import samples
 from tests.services.openai_server import OpenAIServer, json_answer
 from tests.services.seaweedfs import SeaweedFS
 
-ROOT = Path(__file__).parents[3]
 PNG = samples.image(32, 16)
 LATE_S = 60.0
 ASKED: dict[str, Any] = {"model": "echo_media", "prompt": "a boat", "stream": True}
@@ -48,14 +47,8 @@ def served(settings: Settings, path: str = "") -> Iterator[tuple[ApiServer, Stoc
 
 
 @pytest.fixture
-def settings(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 class Drawer(HandWorker):

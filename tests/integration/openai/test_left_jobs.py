@@ -2,30 +2,19 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import openai
 import pytest
 
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.job_steps import pass_time
 from tests.integration.openai.stock import LATE_S, Stock, stock_client, until
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 @pytest.fixture

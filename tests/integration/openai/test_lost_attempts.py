@@ -2,7 +2,6 @@
 
 from base64 import b64decode
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,25 +10,16 @@ import pytest
 from omni_jobs.errors import InvalidRequest, ModelError, OmniJobsError
 from omni_jobs.jobs import Failure
 from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import ApiServer
 from tests.integration.hand_worker import HandWorker
 from tests.integration.openai.stock import Stock, stock_client
 
-ROOT = Path(__file__).parents[3]
 TEXT = "It was 漢字 and 😀 that"
 
 
 @pytest.fixture
-def api(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
-    with serve(settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 @pytest.fixture

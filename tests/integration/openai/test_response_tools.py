@@ -12,12 +12,10 @@ import yaml
 from pydantic import BaseModel
 
 from omni_jobs.database.database import Database
-from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, serve
+from tests.integration.api_server import SHIPPED, ApiServer, serve, server_settings
 from tests.integration.hand_worker import HandWorker
 from tests.integration.openai.stock import Stock, stock_client
 
-ROOT = Path(__file__).parents[3]
 LATE_S = 60.0
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {
@@ -34,16 +32,10 @@ class Place(BaseModel):
 @pytest.fixture(scope="module")
 def api(tiny_tool_caller: Path, valkey_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     directory = tmp_path_factory.mktemp("responses")
-    config = yaml.safe_load((ROOT / "stage_configs" / "chat.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load((SHIPPED / "chat.yaml").read_text(encoding="utf-8"))
     config["stages"]["llm"]["engine"]["tool_parser"] = "hermes"
     (directory / "chat.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    settings = Settings(
-        data_dir=directory,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=directory,
-        models={"chat": tiny_tool_caller},
-        storage_sync=False,
-    )
+    settings = server_settings(directory, valkey_server, stage_configs=directory, models={"chat": tiny_tool_caller})
     Database(settings.resolved_database_url).migrate()
     with serve(settings) as server:
         yield server

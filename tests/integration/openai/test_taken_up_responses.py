@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from random import Random
 from typing import Any
 
+import hypothesis
 import openai
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies
+from hypothesis import HealthCheck, example, given, strategies
 
 from omni_jobs.api import responses
 from omni_jobs.errors import ModelError
@@ -21,27 +21,14 @@ from tests.integration.hand_worker import HandWorker
 from tests.integration.job_steps import pass_time
 from tests.integration.openai.stock import Stock, stock_client
 
-ROOT = Path(__file__).parents[3]
 LATE_S = 60.0
 WORDS = "It was 漢字 and 😀 that"
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @pytest.fixture
-def its_settings(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Settings:
-    return Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-    )
-
-
-@pytest.fixture
-def api(its_settings: Settings) -> Iterator[ApiServer]:
-    with serve(its_settings) as server:
-        yield server
+def settings(sqlite_settings: Settings) -> Settings:
+    return sqlite_settings
 
 
 @pytest.fixture
@@ -138,17 +125,17 @@ LETTERS = strategies.text("ab漢😀", min_size=1, max_size=8)
 ATTEMPTS = strategies.lists(strategies.lists(LETTERS, min_size=1, max_size=3), min_size=1, max_size=4)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis.settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(attempts=ATTEMPTS, agree=strategies.booleans(), seed=strategies.integers(0, 2**32))
 @example(attempts=[["abab"], ["ab"], ["abab漢"]], agree=False, seed=1)
 @example(attempts=[["a"], ["b"], ["a"]], agree=False, seed=2)
 def test_a_stream_cut_at_any_event_goes_on_at_another_server(
-    attempts: list[list[str]], agree: bool, seed: int, api: ApiServer, stock: Stock, its_settings: Settings
+    attempts: list[list[str]], agree: bool, seed: int, api: ApiServer, stock: Stock, settings: Settings
 ) -> None:
     """All attempts but the last are lost. Where they ``agree``, each writes what the one before did, and more."""
     reader, worker = submitted(api, stock)
     with (
-        serve(its_settings) as other,
+        serve(settings) as other,
         stock_client(f"http://{other.host}:{other.port}") as second,
         ThreadPoolExecutor(1) as pool,
     ):

@@ -1,7 +1,6 @@
 """Videos at a server without workers: lists, every end of a job, and what is refused. The test is their worker."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,28 +10,19 @@ from omni_jobs.api import videos as routes
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Failure, Retention
-from omni_jobs.settings import Settings
-from tests.integration.api_server import ApiServer, checked_error, serve
+from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, checked_error, serve, server_settings
 from tests.integration.hand_worker import HandWorker
 from tests.integration.job_steps import pass_time
 from tests.integration.openai.stock import Stock, stock_client
 from tests.oracles import samples
 
-ROOT = Path(__file__).parents[3]
 MP4 = b"\0\0\0\x18ftypmp42"
 PNG = samples.image(64, 48)
 
 
 @pytest.fixture(scope="module")
 def api(valkey_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    settings = Settings(
-        data_dir=tmp_path_factory.mktemp("videos"),
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        auth="proxy",
-        tenant_header="X-Tenant",
-    )
+    settings = server_settings(tmp_path_factory.mktemp("videos"), valkey_server, **BEHIND_A_PROXY)
     Database(settings.resolved_database_url).migrate()
     with serve(settings) as server:
         server.http.headers["X-Tenant"] = "a"

@@ -1,7 +1,6 @@
 """What requests hold of the server while they wait for jobs that nobody runs."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import openai
 
@@ -9,23 +8,12 @@ from omni_jobs.settings import Settings
 from tests.integration.api_server import serve
 from tests.integration.openai.stock import stock_client
 
-ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 
 
-def test_a_waiting_request_holds_neither_its_body_nor_more_than_its_place(
-    sqlite_url: str, valkey_server: str, tmp_path: Path
-) -> None:
-    settings = Settings(
-        data_dir=tmp_path,
-        database_url=sqlite_url,
-        broker_url=valkey_server,  # type: ignore[arg-type]
-        stage_configs=ROOT / "stage_configs",
-        storage_sync=False,
-        max_body_bytes=MIB,
-        max_held_body_bytes=5 * MIB,
-        max_waits=7,
-    )
+def test_a_waiting_request_holds_neither_its_body_nor_more_than_its_place(sqlite_settings: Settings) -> None:
+    limits = {"max_body_bytes": MIB, "max_held_body_bytes": 5 * MIB, "max_waits": 7}
+    settings = sqlite_settings.model_copy(update=limits)
     with serve(settings) as api, stock_client(f"http://{api.host}:{api.port}") as stock, ExitStack() as open_streams:
         once = stock.client.with_options(max_retries=0)
         for _ in range(7):
