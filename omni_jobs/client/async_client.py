@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ from omni_jobs.client.steps import (
 T = TypeVar("T")
 
 
-class AsyncClient(ClientMethods[Iterable[bytes] | AsyncIterable[bytes]], AbstractAsyncContextManager["AsyncClient"]):
+class AsyncClient(ClientMethods[BulkLines], AbstractAsyncContextManager["AsyncClient"]):
     """Calls the HTTP API of one server from asyncio. Use it with ``async with``, or ``close`` it. Tasks may share it.
 
     It has the methods of ``Client``, to be awaited, or read with ``async for`` where Client's give an iterator. Files

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+from omni_jobs.client import repeats
 from omni_jobs.client.bulk_answers import BULK_PAUSES_S, answers_of_tries
 from omni_jobs.client.downloads import Download
 from omni_jobs.client.followed import JobEvent, followed
 from omni_jobs.client.parsed import parsed
 from omni_jobs.client.repeats import answered
 from omni_jobs.client.steps import BulkLines, CallStep, HttpRequest, Item, Items, Pause, Steps, Update, done
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, ServerUnavailable
 from omni_jobs.files import new_file
 from omni_jobs.views import (
     BulkAnswer,
@@ -102,7 +103,9 @@ class Calls(Generic[LinesT]):
         idempotency_key: str | None = None,
         cancel_after: float | str | None = None,
     ) -> Items[BulkAnswer]:
-        """Submit many jobs, the JSON body of one per line. Yield an answer per line, in order, once all lines are sent.
+        """Submit many jobs, one per line. Yield an answer per line, in order, once all lines are sent.
+
+        A line is what ``submit`` takes as its body, or its JSON as bytes or str, without a line end in it.
 
         Nothing is sent before the iteration begins; an empty line has no answer. The call sets no ``timeout``. Lines
         that can be read again, such as those of a list, are sent again with the same key while that may help, which
@@ -136,8 +139,7 @@ class Calls(Generic[LinesT]):
 
     def get(self, job_id: str, *, within_s: float = 0.0) -> Steps[JobView]:
         """Return a job as it is now; with ``within_s``, once it has ended or after these seconds. Raises NotFound."""
-        params = {"wait": f"{within_s:.3f}"} if within_s else {}
-        return (yield from _view(JobView, HttpRequest("GET", _path(job_id), params=params, held_s=within_s)))
+        return (yield from _view(JobView, _look(job_id, within_s)))
 
     def list(
         self,
@@ -305,6 +307,8 @@ class Calls(Generic[LinesT]):
     ) -> Steps[JobView]:
         """Wait until a job is completed, failed, cancelled or expired (its ``status``), and return it. Raises NotFound.
 
+        An outage of the server of up to a minute is waited through.
+
         Args:
             timeout: seconds after which TimeoutError is raised; None waits forever.
             on_update: called with the job at first and whenever a poll finds it changed. AsyncClient awaits what it
@@ -333,7 +337,13 @@ class Calls(Generic[LinesT]):
         while True:
             begin = time.monotonic()
             kept_s = max(0.0, min(pause, deadline - begin))
-            job = yield from self.get(job_id, within_s=kept_s)
+            is_known = seen is not None or changed is None  # else the server may never have been there
+            pauses = repeats.WAIT_PAUSES_S if is_known else None
+            try:
+                answer = yield from repeats.answered(_look(job_id, kept_s), pauses, deadline=deadline)
+            except ServerUnavailable as error:
+                raise ServerUnavailable(f"{error}; the job goes on: wait for {job_id} again") from error
+            job = parsed(JobView, answer.content)
             if changed is not None:
                 pause = min(pause * UPDATE_GROWTH, UPDATE_LONGEST_S, longest)
                 if seen is None or job.stages != seen.stages:  # an estimate differs with every poll
@@ -421,6 +431,12 @@ def _submit_headers(idempotency_key: str | None, cancel_after: float | str | Non
     if cancel_after is not None:
         headers["Cancel-After"] = cancel_after if isinstance(cancel_after, str) else f"{cancel_after:.3f}"
     return headers
+
+
+def _look(job_id: str, within_s: float) -> HttpRequest:
+    """Return the request for a job as it is, which is answered once it has ended or after these seconds."""
+    params = {"wait": f"{within_s:.3f}"} if within_s else {}
+    return HttpRequest("GET", _path(job_id), params=params, held_s=within_s)
 
 
 def _view(view: type[T], request: HttpRequest) -> Steps[T]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import httpx2
 
-from omni_jobs.client.steps import HttpRequest, StoreRequest
+from omni_jobs.client.steps import BulkLine, HttpRequest, StoreRequest
 from omni_jobs.errors import ConfigError, ServerUnavailable
 from omni_jobs.servers import check_base_url
 
@@ -94,9 +96,16 @@ def store_options(request: StoreRequest, timeout_s: float) -> StoreOptions:
     return StoreOptions(timeout=timeout_s, trust_env=request.host not in _LOOPBACK)
 
 
-def ended_line(line: bytes) -> bytes:
-    """Return a line of a bulk as it is sent, with one line end."""
-    return line.rstrip(b"\r\n") + b"\n"
+def ended_line(line: BulkLine) -> bytes:
+    """Return a line of a bulk as it is sent, with one line end. Raises TypeError for what is none."""
+    match line:
+        case Mapping():
+            return json.dumps(line).encode() + b"\n"
+        case str():
+            return ended_line(line.encode("utf-8", "surrogatepass"))
+        case bytes():
+            return line.rstrip(b"\r\n") + b"\n"
+    raise TypeError(f"a line of a bulk is a submit's body, or its JSON as str or bytes, and not {type(line).__name__}")
 
 
 def unanswered(request: HttpRequest | StoreRequest | None, url: str, error: Exception) -> ServerUnavailable:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_jobs.client.repeats import PAUSES_S, error_of, pause_before_retry
+from omni_jobs.client import repeats
+from omni_jobs.client.repeats import error_of, pause_before_retry
 from omni_jobs.client.steps import HttpRequest, Item, Items, Pause, next_chunk, sent
 from omni_jobs.errors import OmniJobsError, ServerUnavailable
 from omni_jobs.states import JobState
@@ -81,10 +82,11 @@ class _Place:
 def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
     """Yield a job's events until its end, those of ``path``. Go on with another connection where one breaks.
 
-    Raises the server's error, and ServerUnavailable where a few connections after each other tell nothing.
+    Raises the server's error, and ServerUnavailable where connections tell nothing: a few at the beginning, and later
+    those of a minute.
     """
     place = _Place()
-    pauses = iter(PAUSES_S)
+    pauses = iter(repeats.PAUSES_S)
     has_begun = False
     while True:
         request = HttpRequest(
@@ -109,9 +111,10 @@ def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
                         yield Item(event)
                     if event.is_end:
                         return
-                    has_begun = True
+                    if not has_begun:
+                        has_begun, pauses = True, iter(repeats.WAIT_PAUSES_S)
                     if event.name != "job":  # which each connection begins with
-                        pauses = iter(PAUSES_S)
+                        pauses = iter(repeats.WAIT_PAUSES_S)
             raise ServerUnavailable(f"the stream of {path} ended before the job")
         except OmniJobsError as error:
             pause = pause_before_retry(error, next(pauses, None))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -15,20 +17,27 @@ from omni_jobs.errors import NotFound, OmniJobsError, ServerUnavailable
 from omni_jobs.servers import without_user
 
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # before each repetition of a call
+WAIT_PAUSES_S = (*PAUSES_S, *[4.0] * 14)  # of who waits for a job: a server is started anew meanwhile
 LONGEST_RETRY_AFTER_S = 10  # the client waits no longer for the server, but raises the error, such as TooManyJobs
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 
-def answered(request: HttpRequest) -> Steps[httpx2.Response]:
-    """Return a successful answer. Repeat the request while that may help, so it must be safe to repeat."""
-    pauses = iter(PAUSES_S)
+def answered(
+    request: HttpRequest, pauses_s: Iterable[float] | None = None, *, deadline: float = math.inf
+) -> Steps[httpx2.Response]:
+    """Return a successful answer. Repeat the request while that may help, so it must be safe to repeat.
+
+    ``pauses_s`` are those before each repetition, by default PAUSES_S; none ends after ``deadline``, by the monotonic
+    clock.
+    """
+    pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
     while True:
         try:
             return (yield from answered_once(request))
         except OmniJobsError as error:
             pause = pause_before_retry(error, next(pauses, None))
-            if pause is None:
+            if pause is None or time.monotonic() + pause > deadline:
                 raise
         yield Pause(pause)
 

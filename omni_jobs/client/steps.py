@@ -18,7 +18,10 @@ from omni_jobs.views import JobView
 
 T = TypeVar("T")
 
-BulkLines = Iterable[bytes] | AsyncIterable[bytes]
+BulkLine = Mapping[str, Any] | str | bytes
+"""The body of a submit in a bulk: as it is, or its JSON on one line."""
+
+BulkLines = Iterable[BulkLine] | AsyncIterable[BulkLine]
 """The lines of a bulk. The client without ``await`` takes the first kind alone."""
 
 

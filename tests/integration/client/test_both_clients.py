@@ -149,10 +149,13 @@ def test_a_bulk_whose_connection_breaks_makes_each_job_once(api: ApiServer, whic
 
 
 def test_a_bulk_of_an_iterator_is_sent_once(client: Client) -> None:
-    answers = list(client.submit_bulk(iter([json.dumps(ECHO).encode() + b"\r\n", b"\n", b"{}"])))
+    lines = [json.dumps(ECHO).encode() + b"\r\n", b"\n", b"{}", ECHO, json.dumps(ECHO)]
+    answers = list(client.submit_bulk(iter(lines)))
     assert [(answer.line, answer.created, answer.error is None) for answer in answers] == [
         (1, True, True),
         (3, False, False),
+        (4, True, True),
+        (5, True, True),
     ]
 
 

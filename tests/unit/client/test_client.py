@@ -66,6 +66,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(repeats, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(repeats, "WAIT_PAUSES_S", (0.01,) * 8)
     script = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -355,6 +356,38 @@ def test_wait_ends_in_time(server: Server, client: Client) -> None:
     server.answers = [(200, JOB)]
     with pytest.raises(TimeoutError, match=r"job job-1 is queued after 0\.2 s"):
         client.wait("job-1", timeout=0.2)
+
+
+def test_who_waits_bears_a_longer_outage_than_a_call(server: Server, client: Client) -> None:
+    away = (503, failure("database_unavailable"))
+    server.answers = [away] * 6 + [(200, {**JOB, "status": "completed"})]
+    with pytest.raises(errors.DatabaseUnavailable):
+        client.get("job-1")
+    assert len(server.seen) == 3
+    assert client.wait("job-1", timeout=60).status is JobState.COMPLETED
+    assert len(server.seen) == 7
+
+
+def test_who_waits_in_vain_is_told_that_the_job_goes_on(server: Server, client: Client) -> None:
+    server.answers = [(504, b"")]
+    with pytest.raises(errors.ServerUnavailable, match="the job goes on: wait for job-1 again"):
+        client.wait("job-1")
+    assert len(server.seen) == 9
+
+
+def test_no_pause_ends_after_the_timeout(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "WAIT_PAUSES_S", (0.01, 600.0))
+    server.answers = [(504, b"")]
+    with pytest.raises(errors.ServerUnavailable):
+        client.wait("job-1", timeout=60)
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("line", [3, None, ["a"]])
+def test_a_line_of_a_bulk_that_is_none_is_named(server: Server, client: Client, line: Any) -> None:
+    server.answers = [(200, b"")]
+    with pytest.raises(TypeError, match=f"and not {type(line).__name__}$"):
+        list(client.submit_bulk([line]))
 
 
 def test_a_job_id_is_no_path(server: Server, client: Client) -> None:
