@@ -2,7 +2,7 @@
 //
 //     npm start -- [URL] [DIRECTORY]
 //
-// URL is that of the server, http://127.0.0.1:8000 by default, and OMNI_JOBS_KEY a key of it, if it has keys.
+// URL is that of the server, http://127.0.0.1:8000 by default, and OMNI_JOBS_API_KEY a key of it, if it has keys.
 
 import { randomUUID } from "node:crypto";
 import { mkdir, writeFile } from "node:fs/promises";
@@ -10,7 +10,7 @@ import { join } from "node:path";
 import OpenAI from "openai";
 
 const [url = "http://127.0.0.1:8000", directory = "lighthouse"] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: process.env.OMNI_JOBS_KEY ?? "none" });
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: process.env.OMNI_JOBS_API_KEY ?? "none" });
 
 async function tell(prompt: string): Promise<string> {
   const stream = await client.chat.completions.create({

@@ -118,6 +118,7 @@ def retry(
     job_id: options.OneOrFilteredArgument = None,
     from_stage: options.FromStageOption = None,
     wait: options.WaitOption = False,
+    timeout: options.TimeoutOption = None,
     filters: options.FilterOption = None,
     dry_run: options.CountOption = False,
     yes: options.YesOption = False,
@@ -144,7 +145,7 @@ def retry(
             return
         job = client.retry(job_id, from_stage=from_stage)
         if wait:
-            show_outcome(show_progress(client, job_id), as_json, None)
+            show_outcome(show_progress(client, job_id, timeout), as_json, None)
         else:
             show(job, as_json, lambda job: job.status.value)
 

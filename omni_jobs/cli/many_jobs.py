@@ -79,7 +79,7 @@ def act_on_many(
     done = _summed(action, wanted, dry_run=False)
     for skipped in done.skipped:
         notice(f"{skipped.count} left as they are ({skipped.code}), such as {skipped.job_id}: {skipped.message}")
-    show(done, as_json, lambda found: f"{found.changed} of {found.matched} jobs: {verb}")
+    show(done, as_json, lambda found: f"{verb}: {found.changed} of {found.matched} jobs")
     if done.stopped_by is not None:
         error = OmniJobsError.from_dict(done.stopped_by.model_dump())
         fail(f"stopped: {error}", exit_code(error))

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def run_builder(module: str, *arguments: Path) -> None:
     """Run a module that makes a checkpoint directory, in a process of its own. Raises ConfigError if it fails."""
     command: list[str | Path] = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=plain_environment(os.environ), capture_output=True, text=True)
+    if lacking := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'\n\Z", done.stderr):
+        raise ConfigError(f"{module} needs {lacking[1]}, which is not installed here: run scripts/setup")
     if done.returncode != 0:
         raise ConfigError(f"{module} could not make the checkpoint:\n{done.stderr[-2000:]}")
 

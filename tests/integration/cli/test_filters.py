@@ -40,7 +40,7 @@ def test_jobs_that_match_are_listed_counted_and_cancelled_after_a_question(api: 
     assert (refused.exit_code, "cancel 2 jobs?" in refused.stderr) == (1, True)
     assert {api.services.jobs.get(each).status for each in (*ids, other)} == {"queued"}
     done = run(api, "cancel", *SEA, answer="y\n")
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "2 of 2 jobs: cancel")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "cancel: 2 of 2 jobs")
     assert [api.services.jobs.get(each).status for each in (*ids, other)] == ["cancelled", "cancelled", "queued"]
     nothing = run(api, "cancel", *SEA)
     assert (nothing.exit_code, nothing.stderr) == (0, "omni-jobs: no job matches\n")
