@@ -19,7 +19,7 @@ from omni_jobs.client.connection import (
 )
 from omni_jobs.client.methods import ClientMethods
 from omni_jobs.client.steps import (
-    BulkLine,
+    BulkBody,
     CallStep,
     FileWork,
     HttpRequest,
@@ -37,7 +37,7 @@ from omni_jobs.client.steps import (
 T = TypeVar("T")
 
 
-class Client(ClientMethods[Iterable[BulkLine]], AbstractContextManager["Client"]):
+class Client(ClientMethods[Iterable[BulkBody]], AbstractContextManager["Client"]):
     """Calls the HTTP API of one server. Use it as a context manager, or ``close`` it. Threads may share it.
 
     Every call raises the server's error, a class of ``omni_jobs.errors``, and ServerUnavailable if it gave no answer.
@@ -122,7 +122,7 @@ class _Exchange(ExitStack):
     def _send(self, request: HttpRequest) -> httpx2.Response:
         self.close()
         self._request = request
-        lines = cast("Iterable[BulkLine] | None", request.lines)  # Client.submit_bulk takes no others
+        lines = cast("Iterable[BulkBody] | None", request.lines)  # Client.submit_bulk takes no others
         content = None if lines is None else map(ended_line, lines)
         options = request_options(request, self._timeout_s, content)
         response = self.enter_context(self._http.stream(request.method, request.path, **options))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from omni_jobs.client.steps import BulkLine, HttpRequest, StoreRequest
+from omni_jobs.client.steps import BulkBody, HttpRequest, StoreRequest
 from omni_jobs.errors import ConfigError, ServerUnavailable
 from omni_jobs.servers import check_base_url
 
@@ -96,7 +96,7 @@ def store_options(request: StoreRequest, timeout_s: float) -> StoreOptions:
     return StoreOptions(timeout=timeout_s, trust_env=request.host not in _LOOPBACK)
 
 
-def ended_line(line: BulkLine) -> bytes:
+def ended_line(line: BulkBody) -> bytes:
     """Return a line of a bulk as it is sent, with one line end. Raises TypeError for what is none."""
     match line:
         case Mapping():

@@ -18,10 +18,10 @@ from omni_jobs.views import JobView
 
 T = TypeVar("T")
 
-BulkLine = Mapping[str, Any] | str | bytes
+BulkBody = Mapping[str, Any] | str | bytes
 """The body of a submit in a bulk: as it is, or its JSON on one line."""
 
-BulkLines = Iterable[BulkLine] | AsyncIterable[BulkLine]
+BulkLines = Iterable[BulkBody] | AsyncIterable[BulkBody]
 """The lines of a bulk. The client without ``await`` takes the first kind alone."""
 
 
