@@ -49,6 +49,7 @@ class SeenTexts:
         """Read what the stage runs of these glances have written since the last look, and forget those of others."""
         texts: dict[int, SeenText] = {}
         wanted = []
+        looked_at: list[tuple[SeenText, str]] = []
         for job_id, glance in glances.items():
             for run in glance.runs:
                 text = self._texts.get(run.id)
@@ -58,7 +59,9 @@ class SeenTexts:
                 if run.progress_json is not None and run.progress_json != text.progress_json:
                     if (run.chars or 0) > text.chars:
                         wanted.append(WantedText(job_id, run.id, run.attempt, text.chars))
-                    text.progress_json = run.progress_json
+                    looked_at.append((text, run.progress_json))
         for piece in self._text_pieces(wanted) if wanted else ():
             texts[piece.stage_run_id].add(piece.start, piece.text)
+        for text, progress_json in looked_at:  # not before, because a look that fails is made again
+            text.progress_json = progress_json
         self._texts = texts

@@ -1,7 +1,6 @@
 """``Watch``: tells requests how their jobs change, with one poll of the database for all of them."""
 
 import asyncio
-import logging
 import sys
 import time
 from collections import Counter
@@ -10,18 +9,16 @@ from contextlib import contextmanager, suppress
 
 from anyio.to_thread import run_sync
 
-from omni_jobs.errors import OmniJobsError, ServerBusy
+from omni_jobs.errors import ServerBusy
 from omni_jobs.http.places import Connection
-from omni_jobs.jobs import ABANDONED_S, WATCHED_S, Glance, Jobs
+from omni_jobs.jobs import Glance, Jobs
+from omni_jobs.watch.failures import Failures
 from omni_jobs.watch.texts import SeenText, SeenTexts
-
-logger = logging.getLogger(__name__)
+from omni_jobs.watch.watch_notes import WatchNotes
 
 _PAUSE_S = 0.05  # between two polls, while polls are quick
 _PAUSE_PER_POLL = 10.0  # after a slow poll the pause is so many times as long as the poll,
-_NOTE_EVERY_S = WATCHED_S / 3
-_ASK_EVERY_S = ABANDONED_S / 3  # another client of the same job may have left meanwhile
-_LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long
+_LONGEST_PAUSE_S = 1.0  # but one slow poll delays nobody for long; it is that of a poll that failed as well
 
 
 class _Watcher:
@@ -84,8 +81,8 @@ class Watch:
         """
         self._jobs = jobs
         self._texts = SeenTexts(jobs.text_pieces)
-        self._noted: dict[str, float] = {}  # the jobs whose stage runs are watched, and when that was noted last
-        self._asked_at = -_ASK_EVERY_S
+        self._notes = WatchNotes(jobs)
+        self._failures = Failures("looking for changes of jobs")
         self._clock = clock
         self._most = most
         self._most_per_tenant = most_per_tenant
@@ -126,10 +123,10 @@ class Watch:
         """Yield the job as the next poll finds it, and then each time that it has changed, until it has ended.
 
         ``with_runs``: also when one of its stage runs has changed, or the progress of one that runs. Whoever is slow to
-        take a glance gets the newest next. End early if the job is gone or the server stops. End where the client of
-        the ``connection`` has left, so that its place is free for others. End as well if the database does not answer:
-        the caller reads the job next, and gets the error. The first step raises ServerBusy if too many watch, or too
-        many for the tenant that it ``counts_for`` (None: it counts among all alone).
+        take a glance gets the newest next. While the database does not answer, nothing comes. End early if the job is
+        gone or the server stops. End where the client of the ``connection`` has left, so that its place is free for
+        others. The first step raises ServerBusy if too many watch, or too many for the tenant that it ``counts_for``
+        (None: it counts among all alone).
         """
         if self._is_over_for(connection):
             return
@@ -186,35 +183,26 @@ class Watch:
         while self._watchers:
             await asyncio.sleep(pause)
             watchers = [each for each in self._watchers if not each.is_over]
+            job_ids = sorted({each.job_id for each in watchers})
+            with_runs = sorted({each.job_id for each in watchers if each.with_runs})
             began = self._clock()
-            found = await self._found(watchers, began) if watchers else {}
+            self._notes.renew(job_ids, with_runs, began)
+            found = await self._found(job_ids, with_runs)
+            if found is None:
+                pause = _LONGEST_PAUSE_S
+                continue
             for each in watchers:
                 each.show(found.get(each.job_id))
             pause = min(max(_PAUSE_S, _PAUSE_PER_POLL * (self._clock() - began)), _LONGEST_PAUSE_S)
 
-    async def _found(self, watchers: Sequence[_Watcher], now: float) -> Mapping[str, Glance]:
-        """Return what is found of their jobs by id, which is nothing while the database does not answer."""
-        job_ids = sorted({each.job_id for each in watchers})
-        with_runs = sorted({each.job_id for each in watchers if each.with_runs})
-        try:
-            with suppress(OmniJobsError):
-                return await run_sync(self._look, job_ids, with_runs, now)
-        except Exception:
-            logger.exception("polling for changes of jobs")  # a bug: nobody must wait for polls that have ended
-        return {}
+    async def _found(self, job_ids: Sequence[str], with_runs: Sequence[str]) -> Mapping[str, Glance] | None:
+        """Return what is found of these jobs by id; None: the database does not answer, and tells nothing of them."""
+        with self._failures.logged():
+            return await run_sync(self._look, job_ids, with_runs) if job_ids else {}
+        return None
 
-    def _look(self, job_ids: Sequence[str], with_runs: Sequence[str], now: float) -> Mapping[str, Glance]:
-        """Read jobs, and of those ``with_runs`` the texts; tell the workers of these, too, that they are watched.
-
-        Every job that is watched is one that somebody asks for.
-        """
-        self._noted = {job_id: self._noted.get(job_id, -_NOTE_EVERY_S) for job_id in with_runs}
-        if unnoted := [job_id for job_id, at in self._noted.items() if at + _NOTE_EVERY_S <= now]:
-            self._jobs.watch(unnoted)
-            self._noted |= dict.fromkeys(unnoted, now)
-        if self._asked_at + _ASK_EVERY_S <= now:
-            self._jobs.ask_for(job_ids)
-            self._asked_at = now
+    def _look(self, job_ids: Sequence[str], with_runs: Sequence[str]) -> Mapping[str, Glance]:
+        """Read jobs, and of those ``with_runs`` the texts."""
         glances = self._jobs.glances(job_ids, with_runs)
         self._texts.look({job_id: glances[job_id] for job_id in with_runs if job_id in glances})
         return glances

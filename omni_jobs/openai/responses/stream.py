@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from omni_jobs.errors import OmniJobsError, StillRunning, TextChanged
+from omni_jobs.errors import OmniJobsError, TextChanged
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
 from omni_jobs.openai.chat.answer import text_of
+from omni_jobs.openai.job_errors import error_of
 from omni_jobs.openai.responses.answer import (
     attempt_of,
     calls_of,
@@ -140,7 +141,7 @@ class ResponseStream:
                         yield event
                     self._has_ended = True
                 elif self._leave is not None and not (connection is not None and connection.has_left):
-                    raise StillRunning(f"the server stops, and job {job.id} goes on")
+                    raise error_of(job)  # it goes on
             except OmniJobsError as error:
                 self._has_ended = True
                 shape = shape_of(error)

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import redis
 from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
+from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.states import StageRunState
 from tests.integration.api_server import ApiServer, serve, server_settings
@@ -207,19 +209,26 @@ def test_after_a_failover_to_a_replica_submits_are_refused_as_retryable(
     maintenance.close()
 
 
+@contextmanager
+def read_only(api: ApiServer) -> Iterator[None]:
+    """The server's database, a file, takes no writes of it."""
+    engine = api.services.db._engine
+
+    def set_read_only(connection: Any, record: object) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    event.listen(engine, "connect", set_read_only)
+    engine.dispose()
+    yield
+    event.remove(engine, "connect", set_read_only)
+
+
 def test_a_database_file_that_is_read_only_is_said(settings: Settings) -> None:
     with serve(settings) as api:
         assert post(api, TEXT).status_code == 202
-        engine = api.services.db._engine
-
-        def set_read_only(connection: Any, record: object) -> None:
-            connection.execute("PRAGMA query_only = ON")
-
-        event.listen(engine, "connect", set_read_only)
-        engine.dispose()
-        refused(post(api, TEXT), "database_unavailable")
-        assert api.http.get("/v1/jobs").status_code == 200, "it can be read"
-        event.remove(engine, "connect", set_read_only)
+        with read_only(api):
+            refused(post(api, TEXT), "database_unavailable")
+            assert api.http.get("/v1/jobs").status_code == 200, "it can be read"
         until(lambda: post(api, TEXT).status_code == 202)
 
 
@@ -242,6 +251,44 @@ def test_a_database_file_that_is_removed_takes_no_jobs_and_loses_none(settings: 
         until(lambda: ready(api, "database") == ("ready", None))
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (2,)
+
+
+def test_who_waits_for_a_job_or_follows_it_outlives_an_outage(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"omni-jobs.sqlite{end}" for end in ("", "-wal", "-shm")]
+    with serve(settings) as api, ThreadPoolExecutor(1) as pool, events_of(api, post(api, TEXT)) as events:
+        assert next(events).event == "job"
+        job = api.http.get("/v1/jobs").json()["jobs"][0]["id"]
+        waiting = pool.submit(api.http.get, f"/v1/jobs/{job}?wait=60", timeout=PATIENCE_S)
+        until(lambda: len(api.services.watch._watchers) == 2)
+        for name in names:
+            (tmp_path / name).rename(tmp_path / f"elsewhere-{name}")
+        until(lambda: "looking for changes of jobs" in caplog.text)
+        for name in names:
+            (tmp_path / f"elsewhere-{name}").rename(tmp_path / name)
+        until(lambda: api.http.post(f"/v1/jobs/{job}/cancel").status_code == 200)
+        assert waiting.result(PATIENCE_S).json()["status"] == "cancelled"
+        assert [event.event for event in events][-1] == "job.cancelled"
+
+
+def test_a_job_is_followed_while_the_database_takes_no_writes(settings: Settings) -> None:
+    elsewhere = Database(settings.resolved_database_url)
+    with serve(settings) as api:
+        first = post(api, TEXT)
+        with read_only(api), events_of(api, first) as events:
+            assert next(events).event == "job"
+            Jobs(elsewhere).cancel(first.json()["id"])
+            assert [event.event for event in events][-1] == "job.cancelled"
+    elsewhere.close()
+
+
+@contextmanager
+def events_of(api: ApiServer, submit: httpx2.Response) -> Iterator[Iterator[httpx2.ServerSentEvent]]:
+    """The events of the job that was submitted, as they come."""
+    url, headers = f"{submit.headers['location']}/events", {"Accept": "text/event-stream"}
+    with api.http.stream("GET", url, headers=headers, timeout=PATIENCE_S) as answer:
+        yield iter(httpx2.EventSource(answer))
 
 
 def test_an_object_store_that_refuses_is_named_and_concerns_media_only(

@@ -24,7 +24,7 @@ class Jobs:
         self.states: dict[str, JobState] = {}
         self.texts: dict[str, str] = {}
         self.gone: set[str] = set()
-        self.away = self.broken = False
+        self.away = self.broken = self.takes_no_writes = self.pieces_are_away = False
         self.polls: list[tuple[list[str], set[str]]] = []
         self.polled = threading.Event()
         self.noted: list[list[str]] = []
@@ -43,20 +43,26 @@ class Jobs:
         }
 
     def watch(self, job_ids: Collection[str]) -> None:
+        if self.takes_no_writes:
+            raise DatabaseUnavailable("full")
         self.noted += [sorted(job_ids)]
 
     def ask_for(self, job_ids: Sequence[str]) -> None:
+        if self.takes_no_writes:
+            raise DatabaseUnavailable("full")
         self.asked_for += [list(job_ids)]
 
     def text_pieces(self, wanted: Sequence[WantedText]) -> list[TextPiece]:
-        return []
+        if self.pieces_are_away:
+            raise DatabaseUnavailable("away")
+        return [TextPiece(1, 1, 0, self.texts[each.job_id]) for each in wanted]
 
     def state(self, job_id: str) -> JobState:
         return self.states.get(job_id, JobState.IN_PROGRESS)
 
     def run(self, job_id: str) -> RunGlance:
         text = self.texts.get(job_id, "")
-        progress = f'{{"done": {len(text)}, "total": null, "unit": "tokens", "text": "{text}"}}'
+        progress = f'{{"done": {len(text)}, "total": null, "unit": "tokens", "text": "{text}", "chars": {len(text)}}}'
         return RunGlance(1, "say", StageRunState.RUNNING, 1, progress)
 
     def end(self, *job_ids: str) -> None:
@@ -98,6 +104,13 @@ async def watch(jobs: Jobs) -> AsyncIterator[Watch]:
     watch = Watch(jobs)
     yield watch
     watch.release()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll or a note that has failed is soon tried again."""
+    monkeypatch.setattr("omni_jobs.watch.watch._LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("omni_jobs.watch.watch_notes._AGAIN_S", 0.05)
 
 
 async def next_of(changes: AsyncGenerator[Glance, None]) -> Glance | None:
@@ -262,21 +275,75 @@ async def test_a_job_is_polled_no_more_once_its_request_is_cancelled(jobs: Jobs,
     await asyncio.wait_for(stays, 30)
 
 
-async def test_while_the_database_is_away_no_request_waits(jobs: Jobs, watch: Watch) -> None:
-    jobs.away = True
-    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
-    assert await next_of(watch.changes("job-1")) is None
-    jobs.away = False
+@pytest.mark.parametrize("fault", ["away", "broken"])
+@pytest.mark.usefixtures("short_pauses")
+async def test_a_poll_that_fails_ends_no_wait_and_no_stream(jobs: Jobs, watch: Watch, fault: str) -> None:
+    changes = watch.changes("job-1", with_runs=True)
+    assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    setattr(jobs, fault, True)
+    pending = asyncio.create_task(next_of(changes))
+    wait = asyncio.create_task(watch.until_ended("job-1", LONG_S))
+    await jobs.poll()
+    await jobs.poll()
+    assert not pending.done()
+    assert not wait.done()
+    setattr(jobs, fault, False)
     jobs.end("job-1")
-    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
+    assert await asyncio.wait_for(wait, 30)
+    glance = await pending
+    assert glance is not None
+    assert glance.state is JobState.COMPLETED
 
 
-async def test_a_bug_in_a_poll_ends_neither_the_polls_nor_a_wait(jobs: Jobs, watch: Watch) -> None:
-    jobs.broken = True
-    await asyncio.wait_for(watch.until_ended("job-1", LONG_S), 30)
-    jobs.broken = False
-    jobs.end("job-2")
-    await asyncio.wait_for(watch.until_ended("job-2", LONG_S), 30)
+@pytest.mark.usefixtures("short_pauses")
+async def test_while_the_database_is_away_a_wait_ends_in_time_and_a_client_may_leave(jobs: Jobs, watch: Watch) -> None:
+    jobs.away = True
+    client = Client()
+    pending = asyncio.create_task(next_of(watch.changes("job-1", connection=client)))
+    await jobs.poll()
+    assert await asyncio.wait_for(watch.until_ended("job-1", 0.01), 30)
+    assert client.when_left is not None
+    client.when_left()
+    assert await asyncio.wait_for(pending, 30) is None
+    assert not watch._watchers
+
+
+@pytest.mark.usefixtures("short_pauses")
+async def test_a_database_that_takes_no_writes_ends_no_wait(
+    jobs: Jobs, watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.takes_no_writes = True
+    changes = watch.changes("job-1", with_runs=True)
+    await next_of(changes)
+    for text in ("a", "ab"):
+        jobs.texts["job-1"] = text
+        assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    jobs.takes_no_writes = False
+    async with asyncio.timeout(30):
+        while not (jobs.noted and jobs.asked_for):
+            await jobs.poll()
+    assert (jobs.noted, jobs.asked_for) == ([["job-1"]], [["job-1"]])
+    assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 2
+    jobs.end("job-1")
+    assert await next_of(changes) is not None
+
+
+@pytest.mark.usefixtures("short_pauses")
+async def test_a_text_that_a_failed_poll_has_not_read_is_read_by_the_next(jobs: Jobs, watch: Watch) -> None:
+    changes = watch.changes("job-1", with_runs=True)
+    jobs.texts["job-1"] = "He"
+    await next_of(changes)
+    jobs.pieces_are_away = True
+    jobs.texts["job-1"] = "Hello"
+    pending = asyncio.create_task(next_of(changes))
+    await jobs.poll()
+    await jobs.poll()
+    assert not pending.done()
+    jobs.pieces_are_away = False
+    assert await pending == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
+    text = watch.text_of(1)
+    assert text is not None
+    assert text.since(0) == "Hello"
 
 
 async def test_a_release_lets_all_go_and_nobody_watches_again(jobs: Jobs, watch: Watch) -> None:
