@@ -12,6 +12,7 @@ from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import AbandonedJobRow, WatchedJobRow
+from omni_jobs.jobs.life.report import free_keys
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.life.transition import JobTransition
 
@@ -44,8 +45,9 @@ def ask_for(tx: Connection, job_ids: Sequence[str]) -> None:
 def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:
     """Cancel the jobs for which nobody has asked in time. Return how many were looked at, and the queues to ring.
 
-    A job that is watched meanwhile goes on, because whoever watches it asked for it before its client left. If the
-    number is CANCELLED_AT_ONCE, there may be others: call again.
+    A job that is watched meanwhile goes on, because whoever watches it asked for it before its client left. A cancelled
+    job loses its idempotency key: a client that comes again after all gets a new job. If the number is
+    CANCELLED_AT_ONCE, there may be others: call again.
     """
     row = AbandonedJobRow
     due = (
@@ -65,5 +67,6 @@ def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:
     if active:
         transition.stop(active)
         transition.write()
+        free_keys(tx, active)
     tx.execute(delete(row).where(row.job_id.in_(job_ids)))
     return len(job_ids), transition.queues([])

@@ -1,6 +1,6 @@
 """Report: the ends of running stage runs, completed, failed or handed back; and cancel, which asks for an end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select, update
 
@@ -157,9 +157,11 @@ def cancel(tx: Connection, job_id: str) -> JobState:
 
 
 def withdraw(tx: Connection, job_ids: Sequence[str]) -> None:
-    """Cancel jobs that were submitted a moment ago and are not wanted, and free their idempotency keys.
-
-    Whoever submits under these keys again makes new jobs, and does not get cancelled ones.
-    """
+    """Cancel jobs that were submitted a moment ago and are not wanted, and free their idempotency keys."""
     cancel_all(tx, sorted(job_ids))
+    free_keys(tx, job_ids)
+
+
+def free_keys(tx: Connection, job_ids: Iterable[str]) -> None:
+    """Free the idempotency keys of jobs that are cancelled: whoever submits under these keys again makes new jobs."""
     tx.execute(update(JobRow).where(JobRow.id.in_(sorted(job_ids))).values(idempotency_key=None))

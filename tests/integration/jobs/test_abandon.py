@@ -38,3 +38,25 @@ def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database
     jobs.rescue()
     assert jobs.get(job_id).status is JobState.COMPLETED
     assert not jobs.abandoned([job_id, "job-gone"])
+
+
+def test_a_client_that_comes_again_too_late_gets_a_new_job(jobs_or_forgetful: Jobs, database: Database) -> None:
+    jobs = jobs_or_forgetful
+    register(jobs, "w")
+    left = submit_one(jobs, new_job(idempotency_key="mine")).job_id
+    runs = submit_one(jobs, new_job(idempotency_key="runs")).job_id
+    ended = submit_one(jobs, new_job(idempotency_key="ended")).job_id
+    jobs.cancel(ended)
+    claim(jobs, "w", at_most=2)
+    jobs.abandon([left, runs, ended])
+    pass_time(database, 59)
+    jobs.rescue()
+    assert submit_one(jobs, new_job(idempotency_key="mine")).job_id == left
+    jobs.renew("w", 60)
+    pass_time(database, 2)
+    jobs.rescue()
+    for key in ("mine", "runs"):
+        again = submit_one(jobs, new_job(idempotency_key=key))
+        assert again.created
+        assert again.job_id not in (left, runs)
+    assert submit_one(jobs, new_job(idempotency_key="ended")).job_id == ended, "it was not cancelled for that"
