@@ -19,6 +19,7 @@ from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
+from omni_jobs.jobs.life.abandon import ask_for
 from omni_jobs.jobs.life.kept_artifacts import check_artifacts
 from omni_jobs.jobs.life.successors import QUOTA, Run
 from omni_jobs.jobs.life.transition import INSERT_EVENT, QUEUE_IF_PENDING, JobTransition
@@ -83,7 +84,7 @@ def retry(
     """Run an ended job again, and return the queues to ring.
 
     These stages run again: those that did not succeed, ``from_stage``, and all that follow them. They have all their
-    retries again, and the job loses its deadline.
+    retries again, and the job loses its deadline. Whoever retries a job asks for it.
 
     ``artifacts`` are those that the job makes: names without suffixes, each with its stage. ``retry_token`` is a random
     text, the same whenever this transaction is tried again. It is kept in the job's event, so that a try whose
@@ -94,6 +95,7 @@ def retry(
     stage that does not run again; its message then says where to retry, or to submit anew. With ``only_known_tenants``
     it raises Unauthenticated for a job whose tenant has no row.
     """
+    ask_for(tx, [job_id])  # before the job is locked, as the rescuer takes these locks
     transition = JobTransition.of_job(tx, job_id)
     state = transition.states[job_id]
     if _is_committed(tx, job_id, retry_token):

@@ -60,3 +60,14 @@ def test_a_client_that_comes_again_too_late_gets_a_new_job(jobs_or_forgetful: Jo
         assert again.created
         assert again.job_id not in (left, runs)
     assert submit_one(jobs, new_job(idempotency_key="ended")).job_id == ended, "it was not cancelled for that"
+
+
+def test_whoever_retries_a_job_asks_for_it(jobs_or_forgetful: Jobs, database: Database) -> None:
+    jobs = jobs_or_forgetful
+    job_id = submit_one(jobs, new_job()).job_id
+    jobs.abandon([job_id])
+    jobs.cancel(job_id)
+    jobs.retry(job_id)
+    pass_time(database, 61)
+    jobs.rescue()
+    assert jobs.get(job_id).status is JobState.QUEUED
