@@ -392,5 +392,7 @@ async def list_events(
 
 
 def _events(services: Services, caller: Caller, job_id: str, after: int) -> Response:
+    """Return the events of a job as JSON to a caller who asks for it so. Call this on a thread."""
     events = [each for each in services.jobs.events(job_id, caller.sees) if each.id > after]
+    services.jobs.ask_for([job_id])
     return Response(_EVENTS.dump_json(events), media_type="application/json")

@@ -118,6 +118,13 @@ def test_the_events_of_an_ended_job_are_told_at_once(api: ApiServer) -> None:
     assert api.http.get(f"/v1/jobs/{job_id}/events?starting_after=1").json() == []
 
 
+def test_who_lists_the_events_of_a_job_asks_for_it(api: ApiServer) -> None:
+    job_id = submitted(api)
+    api.services.jobs.abandon([job_id])
+    assert api.http.get(f"/v1/jobs/{job_id}/events").status_code == 200
+    assert not api.services.jobs.abandoned([job_id])
+
+
 def test_only_kept_events_have_ids_and_those_before_are_not_told_again(api: ApiServer) -> None:
     job_id = submitted(api)
     worker = HandWorker(api, job_id)
