@@ -23,8 +23,9 @@ _NOW = select(now())
 class DatabasePresence:
     """Since when the database has answered a rescuer, by the database's own clock.
 
-    In a gap no worker could renew its lease. So a rescuer takes a worker for lost only if it did not renew for a whole
-    lease since the last gap. A sleep of all processes and a clock that was set count as gaps.
+    In a gap no worker could renew its lease, and nobody could ask for a job. So a rescuer takes a worker for lost only
+    if it did not renew for a whole lease since the last gap, and a job for abandoned as late. A sleep of all processes
+    and a clock that was set count as gaps.
     """
 
     def __init__(self, longest_pause_s: float) -> None:
@@ -49,9 +50,9 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
     a limit was changed.
 
     Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
-    ``presence``, which a rescuer keeps from round to round, it waits for workers that may only have missed the
-    database: each has a whole lease of its own to renew since that is there again. Without it the database counts as
-    never away.
+    ``presence``, which a rescuer keeps from round to round, it waits for workers and clients that may only have missed
+    the database: since that is there again, each worker has a whole lease of its own to renew, and each client its time
+    to ask for its job. Without it the database counts as never away.
     """
 
     def run(step: Callable[[Connection], T]) -> T:
@@ -76,7 +77,7 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
         queues |= more_queues
     number = abandon.CANCELLED_AT_ONCE
     while number >= abandon.CANCELLED_AT_ONCE:
-        number, more_queues = run(abandon.cancel_abandoned)
+        number, more_queues = db.run(lambda tx: abandon.cancel_abandoned(tx, _note(tx, presence)))
         queues |= more_queues
     for forget in (watched.forget_unwatched, forget_tries):
         while run(forget):

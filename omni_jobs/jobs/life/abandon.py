@@ -42,17 +42,18 @@ def ask_for(tx: Connection, job_ids: Sequence[str]) -> None:
     tx.execute(delete(AbandonedJobRow).where(one_of(AbandonedJobRow.job_id, _ids)), {"ids": listed(sorted(job_ids))})
 
 
-def cancel_abandoned(tx: Connection) -> tuple[int, set[str]]:
+def cancel_abandoned(tx: Connection, answers_since: float = 0.0) -> tuple[int, set[str]]:
     """Cancel the jobs for which nobody has asked in time. Return how many were looked at, and the queues to ring.
 
-    A job that is watched meanwhile goes on, because whoever watches it asked for it before its client left. A cancelled
-    job loses its idempotency key: a client that comes again after all gets a new job. If the number is
-    CANCELLED_AT_ONCE, there may be others: call again.
+    The time begins anew where the database was away, because nobody could ask: it answers since ``answers_since``,
+    seconds of its clock. A job that is watched meanwhile goes on, because whoever watches it asked for it before its
+    client left. A cancelled job loses its idempotency key: a client that comes again after all gets a new job. If the
+    number is CANCELLED_AT_ONCE, there may be others: call again.
     """
     row = AbandonedJobRow
     due = (
         select(row.job_id)
-        .where(row.at <= now() - ABANDONED_S)
+        .where(row.at <= now() - ABANDONED_S, now() >= answers_since + ABANDONED_S)
         .order_by(row.at, row.job_id)
         .limit(CANCELLED_AT_ONCE)
         .with_for_update(skip_locked=True)  # somebody asks for those just now

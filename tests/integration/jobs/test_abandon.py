@@ -1,7 +1,9 @@
 """Jobs whose clients have left, on both databases."""
 
+from sqlalchemy import text
+
 from omni_jobs.database.database import Database
-from omni_jobs.jobs import Jobs
+from omni_jobs.jobs import DatabasePresence, Jobs
 from omni_jobs.states import JobState
 from tests.integration.job_steps import claim, complete_each, new_job, pass_time, register, register_each, submit_one
 
@@ -71,3 +73,19 @@ def test_whoever_retries_a_job_asks_for_it(jobs_or_forgetful: Jobs, database: Da
     pass_time(database, 61)
     jobs.rescue()
     assert jobs.get(job_id).status is JobState.QUEUED
+
+
+def test_the_time_to_ask_begins_anew_once_the_database_is_there_again(jobs: Jobs, database: Database) -> None:
+    job_id = submit_one(jobs, new_job()).job_id
+    jobs.abandon([job_id])
+    pass_time(database, 3600)  # in which nobody reached the database
+    jobs.rescue(DatabasePresence(5))
+    assert jobs.get(job_id).status is JobState.QUEUED
+    assert jobs.abandoned([job_id])
+    with database.begin() as tx:
+        left_at = tx.execute(text("SELECT at FROM abandoned_jobs")).scalar_one()
+    for answers_for_s, state in ((30, JobState.QUEUED), (61, JobState.CANCELLED)):
+        presence = DatabasePresence(7200)
+        presence.note(left_at + 3600 - answers_for_s)
+        jobs.rescue(presence)
+        assert jobs.get(job_id).status is state
