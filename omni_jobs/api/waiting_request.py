@@ -146,6 +146,8 @@ class WaitingRequest:
         """
         services = self.services
         wanted, submissions = await services.lanes.run_parsing([body], parse)
+        path = self.request.scope["route"].path  # the same body asks each route for something else
+        submissions = [replace(each, sent={"path": path, "body": each.sent}) for each in submissions]
         first_try = None
         if self.idempotency_key is None and self.retry_count is not None:
             first_try = await run_sync(self._first_try, caller, submissions[0].sent, int(self.retry_count))
@@ -175,8 +177,8 @@ class WaitingRequest:
 
     def _first_try(self, caller: Caller, sent: Mapping[str, Any], number: int) -> FirstTry:
         """Return the key under which the client's first try of this request has submitted, or does."""
-        digest = request_digest({"path": self.request.scope["route"].path, "body": sent})
-        return FirstTry(self.services.jobs.key_of_try(caller.tenant, digest, number), number)
+        key = self.services.jobs.key_of_try(caller.tenant, request_digest(sent), number)
+        return FirstTry(key, number)
 
     async def _submit(self, submissions: Sequence[Submission]) -> list[str]:
         """Submit all or none, and return the ids of the jobs. Raises the first error."""

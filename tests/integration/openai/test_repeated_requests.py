@@ -92,6 +92,13 @@ def test_a_request_with_a_key_or_that_is_refused_leaves_nothing_behind(stock: St
     assert first_tries(echo_media) <= before
 
 
+def test_a_key_belongs_to_one_route(stock: Stock) -> None:
+    asked: dict[str, Any] = {"model": "echo_media", "prompt": "Once", "extra_headers": {"Idempotency-Key": "of-one"}}
+    stock.client.images.generate(**asked)
+    error = stock.error(openai.BadRequestError, lambda: stock.client.videos.create(**asked))
+    assert error.code == "idempotency_key_reused"
+
+
 def test_a_stopping_server_sends_its_clients_to_another(echo_media: ApiServer, replica: ApiServer) -> None:
     with stock_client(f"http://{replica.host}:{replica.port}") as stock, ThreadPoolExecutor(1) as pool:
         more = {"metadata": {"order": "stop"}, "extra_body": {"stages": {"answer": {"delay_s": 600}}}}
