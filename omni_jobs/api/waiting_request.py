@@ -123,6 +123,7 @@ class WaitingRequest:
     read_timeout: Annotated[
         str | None, Header(alias="x-stainless-read-timeout", description="the seconds for which the client waits")
     ] = None
+    timeout: Annotated[str | None, Header(alias="x-stainless-timeout", description="the same, of npm's client")] = None
     retry_count: Annotated[
         str | None,
         Header(
@@ -170,7 +171,7 @@ class WaitingRequest:
             services=services,
             caller=caller,
             connection=self.request.scope["state"].get("connection"),
-            within_s=wait_limit_s(services.settings.wait_limit_s, self.read_timeout),
+            within_s=wait_limit_s(services.settings.wait_limit_s, [self.read_timeout, self.timeout]),
         )
         self.request.state.when_answered = jobs.end_try
         return wanted, jobs

@@ -8,7 +8,6 @@ from omni_jobs.openai.waiting import wait_limit_s
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
-        (None, 570.0),
         ("600", 570.0),
         ("600.0", 570.0),
         ("200", 190.0),
@@ -22,5 +21,11 @@ from omni_jobs.openai.waiting import wait_limit_s
         ("٣", 570.0),
     ],
 )
-def test_a_request_waits_less_long_than_its_client(header: str | None, seconds: float) -> None:
-    assert wait_limit_s(570.0, header) == pytest.approx(seconds)
+def test_a_request_waits_less_long_than_its_client(header: str, seconds: float) -> None:
+    assert wait_limit_s(570.0, [header]) == pytest.approx(seconds)
+
+
+def test_the_shortest_time_that_a_client_says_counts() -> None:
+    assert wait_limit_s(570.0, []) == 570.0
+    assert wait_limit_s(570.0, ["600", "20"]) == pytest.approx(18.0)
+    assert wait_limit_s(570.0, ["20", "soon"]) == pytest.approx(18.0)
