@@ -80,7 +80,7 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
         jobs.services.jobs,
         jobs.services.watch,
         jobs.see,
-        lambda job: jobs.on_artifact_thread(partial(_sound, jobs, job)),
+        lambda job: jobs.on_artifact_thread(partial(_sound, jobs, job), goes_on=True),
         jobs.leave,
         jobs.caller.sees,
         stage=wanted.text_stage,

@@ -171,7 +171,7 @@ def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, comple
 
 async def _streamed(jobs: SubmittedJobs, job_id: str) -> StreamedPicture:
     """Return the picture of a job that has ended. Raises JobFailure, and what the reads raise."""
-    job, made, pieces = await jobs.on_artifact_thread(partial(_opened, jobs, job_id))
+    job, made, pieces = await jobs.on_artifact_thread(partial(_opened, jobs, job_id), goes_on=True)
     base64 = read_on_threads(pieces, jobs.services.artifact_threads, jobs.caller.sees)
     return StreamedPicture(job, _format(made), base64)
 

@@ -70,9 +70,12 @@ class SubmittedJobs:
                     raise ServerBusy("the server stops: send the request again, to get the same job") from None
                 raise
 
-    async def on_artifact_thread(self, work: Callable[[], T]) -> T:
-        """Call ``work``, which reads artifacts, on a thread of those that the caller's tenant may use for that."""
-        return await self.services.artifact_threads.run(self.caller.sees, work)
+    async def on_artifact_thread(self, work: Callable[[], T], *, goes_on: bool = False) -> T:
+        """Call ``work``, which reads artifacts, on a thread of those that the caller's tenant may use for that.
+
+        ``goes_on``: it belongs to an answer that has begun. Else it raises ServerBusy if too many of the tenant wait.
+        """
+        return await self.services.artifact_threads.run(self.caller.sees, work, goes_on=goes_on)
 
     @property
     def has_left(self) -> bool:

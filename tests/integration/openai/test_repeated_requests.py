@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from omni_jobs.http.tenant_threads import TenantThreads
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.openai.stock import Stock, stock_client, until
 
@@ -97,6 +98,26 @@ def test_a_key_belongs_to_one_route(stock: Stock) -> None:
     stock.client.images.generate(**asked)
     error = stock.error(openai.BadRequestError, lambda: stock.client.videos.create(**asked))
     assert error.code == "idempotency_key_reused"
+
+
+@pytest.fixture
+def busy(echo_media: ApiServer) -> Iterator[ApiServer]:
+    """A server on which as many requests of each tenant wait for threads that read artifacts as may."""
+    with serve(echo_media.services.settings.model_copy(update={"auth": "proxy", "tenant_header": "X-Tenant"})) as api:
+        api.services.artifact_threads = TenantThreads(1, 1, most_waiting=0)
+        yield api
+
+
+def test_a_stream_that_has_begun_is_told_to_its_end(busy: ApiServer) -> None:
+    of_tenant = {"extra_headers": {"X-Tenant": "a"}}
+    with stock_client(f"http://{busy.host}:{busy.port}") as stock:
+        chunks = [*stock.chat("Hello", stream=True, **of_tenant)]
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        events = [*stock.client.images.generate(model="echo_media", prompt="Hello", stream=True, **of_tenant)]  # type: ignore[call-overload]
+        assert events[-1].type == "image_generation.completed"
+        with pytest.raises(openai.InternalServerError) as caught:
+            stock.client.with_options(max_retries=0).images.generate(model="echo_media", prompt="Hello", **of_tenant)  # type: ignore[call-overload]
+        assert caught.value.code == "server_busy"
 
 
 def test_a_stopping_server_sends_its_clients_to_another(echo_media: ApiServer, replica: ApiServer) -> None:
