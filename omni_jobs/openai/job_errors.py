@@ -49,12 +49,13 @@ def made_once(job_id: str, *, has_key: bool) -> Iterator[None]:
     """Context manager for what follows a submit: an error in the block is raised as the job's, as a JobFailure.
 
     Else a client would send the request again, after an outage of the database for example, and make a second job.
-    ``has_key``: the submit has an idempotency key, so that it may be sent again, and the error is raised as it is.
+    ``has_key``: the submit has an idempotency key, so that it may be sent again, and an error that may pass is raised
+    as it is. One that stays names the job in any case, because that has what was made.
     """
     try:
         yield
     except OmniJobsError as error:
-        if has_key:
+        if has_key and error.retryable:
             raise
         raise JobFailure(job_id, error, error.http_status) from error
 

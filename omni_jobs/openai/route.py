@@ -30,7 +30,8 @@ class OpenAIRoute(APIRoute):
             try:
                 return _noted(request, await handle(request))
             except JobFailure as failure:
-                failed = answer_to(failure.error, failure.status, job_id=failure.job_id)
+                status = _THEIRS if failure.status == _OURS else failure.status
+                failed = answer_to(failure.error, status, job_id=failure.job_id)
                 failed.headers["Location"] = f"{request.scope.get('root_path', '')}/v1/jobs/{failure.job_id}"
                 return _noted(request, failed)
             except RequestValidationError as error:

@@ -73,3 +73,10 @@ def test_an_outage_after_the_submit_invites_only_clients_with_a_key() -> None:
     assert (caught.value.job_id, caught.value.status, caught.value.error.code) == ("job-1", 503, "database_unavailable")
     with pytest.raises(errors.DatabaseUnavailable), made_once("job-1", has_key=True):
         raise errors.DatabaseUnavailable
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_an_error_that_stays_names_the_job(has_key: bool) -> None:
+    with pytest.raises(JobFailure) as caught, made_once("job-1", has_key=has_key):
+        raise errors.PayloadTooLarge
+    assert (caught.value.job_id, caught.value.status, caught.value.error.code) == ("job-1", 500, "payload_too_large")
