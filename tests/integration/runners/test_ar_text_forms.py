@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 from jsonschema import validate
 
-from omni_jobs.errors import EngineDead, ModelError
+from omni_jobs.errors import EngineDead, InvalidRequest
 from tests.oracles.ar import quiet
 from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
@@ -117,10 +117,10 @@ async def test_a_text_follows_its_schema_and_a_batch_changes_nothing(llm: ARRunn
 async def test_a_schema_that_becomes_no_grammar_fails_its_job_alone(llm: ARRunner, schema: Any, message: str) -> None:
     bad, good = prompt("Hi", response_format=form(schema)), ASKED[0]
     failed, passed = await asyncio.gather(run(llm, bad), run(llm, good), return_exceptions=True)
-    assert isinstance(failed, ModelError)
+    assert isinstance(failed, InvalidRequest)
     assert failed.field == FIELD
     assert not failed.retryable
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(InvalidRequest, match=message):
         raise failed
     assert isinstance(passed, OmniModelRunnerOutput)
     validate(json.loads(passed.text or ""), SCHEMA)
@@ -136,10 +136,10 @@ async def test_a_grammar_that_takes_for_ever_stops_nothing(llm: ARRunner, monkey
     free = await run(llm, prompt("Hi"))
     assert not hanging.done()
     assert free.finish_reason
-    with pytest.raises(ModelError, match="that takes longer than") as caught:
+    with pytest.raises(InvalidRequest, match="that takes longer than") as caught:
         await hanging
     assert caught.value.field == FIELD
-    with pytest.raises(ModelError, match="that takes longer than"):
+    with pytest.raises(InvalidRequest, match="that takes longer than"):
         await run(llm, prompt("Ho", response_format=form(HANGS)))
     assert check._process is None, "the answer is known"
     again = prompt("Hi", response_format=form({**LIST, "maxItems": 4}))

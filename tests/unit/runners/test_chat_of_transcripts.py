@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_jobs.errors import InvalidRequest, ModelError, PayloadCorrupt
+from omni_jobs.errors import InvalidRequest, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from omni_jobs.pipelines.stage_config import ModelConfig, StageConfig
 from omni_jobs.prompts.renderers import load_renderer
@@ -126,13 +126,13 @@ def test_a_silent_recording_beside_words_is_called_silent(chat: Chat) -> None:
 def test_a_message_in_which_nothing_is_said_is_an_error(
     chat: Chat, messages: list[Any], payload: Payload, field: str
 ) -> None:
-    with pytest.raises(ModelError, match="nobody speaks") as raised:
+    with pytest.raises(InvalidRequest, match="nobody speaks") as raised:
         chat.prompt(messages, payload)
     assert raised.value.field == field
 
 
 def test_a_transcript_that_is_too_long_is_an_error(chat: Chat) -> None:
-    with pytest.raises(ModelError, match=f"at most {CONTEXT - 1}") as raised:
+    with pytest.raises(InvalidRequest, match=f"at most {CONTEXT - 1}") as raised:
         chat.prompt([user(audio(0))], said("x" * CONTEXT))
     assert raised.value.field == "messages"
 

@@ -27,7 +27,7 @@ from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.ar.component import ArComponent
 from workers.runners.ar.engine_settings import ArEngine
-from workers.runners.ar.grammar_check import GrammarCheck
+from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
@@ -159,14 +159,14 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             self._spool.remove(key)
 
     async def _check_grammar(self, prompt: _Prompt) -> None:
-        """Return if the engine can hold the text to the form that is asked for. Raises ModelError naming the field."""
+        """Return if the engine can hold the text to the form asked for. Raises InvalidRequest naming the field."""
         asked = schema_of(prompt)
         if asked is not None:
             from workers.vllm_hooks.grammars import unsupported
 
             schema, field = asked
             if (problem := unsupported(schema)) is not None:
-                raise ModelError(f"no grammar can be made of the schema: {problem}", field=field)
+                raise no_grammar(problem, field)
             vocabulary = await self._running().vocabulary()
             if self._grammars is None:
                 self._grammars = GrammarCheck(vocabulary.serialized())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omni_jobs.errors import ModelError, PayloadCorrupt
+from omni_jobs.errors import InvalidRequest, PayloadCorrupt
 from omni_jobs.payloads import AdditionalInformationPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.renderers import load_renderer
@@ -38,7 +38,7 @@ class ChatOfTranscripts(FlowProcessor):
 
         The payload has a tensor ``text`` U8 [bytes] and, unless it is the transcript of the only recording, a value
         ``transcripts``: [{"media", "begin", "end"} …], the bytes of each recording's transcript. Raises PayloadCorrupt
-        naming the field of it that is missing or wrong, ModelError naming the message in which nothing is said or
+        naming the field of it that is missing or wrong, InvalidRequest naming the message in which nothing is said or
         ``messages`` if the prompt is too long for the model, and what ``ChatProcessor`` raises.
         """
         messages = stage_input.request["messages"]
@@ -57,7 +57,7 @@ class ChatOfTranscripts(FlowProcessor):
         tokens = self._renderer.count_tokens(request, ())
         limit = self._renderer.prompt_limit([self._stage])
         if tokens > limit:
-            raise ModelError(
+            raise InvalidRequest(
                 f"with what was said, the prompt has {tokens} tokens; the model takes at most {limit}", field="messages"
             )
 
@@ -126,6 +126,6 @@ def _written(message: Mapping[str, Any], number: int, heard: Mapping[int, str]) 
             parts.append({"type": "text", "text": text})
         after_recording = is_recording
     if silent is not None and not says_something:
-        raise ModelError("nobody speaks in this recording", field=silent)
+        raise InvalidRequest("nobody speaks in this recording", field=silent)
     only = parts[0] if len(parts) == 1 else None
     return {**message, "content": only["text"] if only is not None and only["type"] == "text" else parts}

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from hashlib import sha256
 
-from omni_jobs.errors import EngineDead, ModelError
+from omni_jobs.errors import EngineDead, InvalidRequest
 from workers import parent_death
 from workers.runners.cancellation import settled
 from workers.runners.engine_environment import engine_environment
@@ -44,9 +44,9 @@ class GrammarCheck:
         self._answers: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, schema: str, field: str) -> None:
-        """Return if the schema becomes a grammar. Raises ModelError, naming the field, if it does not, or not in time.
+        """Return if the schema becomes a grammar in time.
 
-        Raises EngineDead for a process that cannot be started.
+        Raises InvalidRequest naming the field if it does not, and EngineDead for a process that cannot be started.
         """
         digest = sha256(schema.encode()).digest()
         async with self._turn:
@@ -57,7 +57,7 @@ class GrammarCheck:
             self._answers.move_to_end(digest)
             problem = self._answers[digest]
         if problem is not None:
-            raise ModelError(f"no grammar can be made of the schema: {problem}", field=field)
+            raise no_grammar(problem, field)
 
     async def _compile(self, schema: bytes) -> str | None:
         """Return what is wrong with a schema; None: nothing is."""
@@ -103,6 +103,11 @@ class GrammarCheck:
                     process.kill()
             await settled(asyncio.ensure_future(process.wait()))
             self._status = process.returncode
+
+
+def no_grammar(problem: str, field: str) -> InvalidRequest:
+    """Return the error of a schema that becomes no grammar: whoever wrote it can write another."""
+    return InvalidRequest(f"no grammar can be made of the schema: {problem}", field=field)
 
 
 def _send(process: asyncio.subprocess.Process, message: bytes) -> None:
