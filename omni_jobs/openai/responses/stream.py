@@ -140,7 +140,7 @@ class ResponseStream:
                     for event in self._new(await self._end(job, request)):
                         yield event
                     self._has_ended = True
-                elif self._leave is not None and not (connection is not None and connection.has_left):
+                elif connection is None or not connection.has_left:
                     raise error_of(job)  # it goes on
             except OmniJobsError as error:
                 self._has_ended = True

@@ -9,7 +9,6 @@ import time
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -109,11 +108,15 @@ def response_taken_up(stock: Stock) -> None:
     """The text of a stream that breaks off with the server, and of the stream that goes on where it was."""
     text, last, response_id = "", -1, ""
     stream = stock.client.responses.create(background=True, stream=True, **ASKED)
-    with suppress(httpx2.HTTPError, openai.APIError):
+    is_broken = False
+    try:
         for event in stream:
             response_id = response_id or event.response.id
             last = event.sequence_number
             text += event.delta if event.type == "response.output_text.delta" else ""
+    except (httpx2.HTTPError, openai.APIError):
+        is_broken = True
+    assert is_broken or event.type == "error", "it looks as if the response had ended"
     for event in stock.client.responses.retrieve(response_id, stream=True, starting_after=last):
         text += event.delta if event.type == "response.output_text.delta" else ""
     assert (text, event.type) == (TEXT, "response.completed")
