@@ -9,7 +9,7 @@ from omni_jobs.openai.asked import voice_of, with_parameters
 from omni_jobs.openai.chat.parameters import CHAT_COMPLETIONS
 from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.pipelines.loader import Pipelines
-from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.requests import JobRequest, Submission
 from omni_jobs.tenants.caller import Caller
 
@@ -29,6 +29,7 @@ _PRIORITIES = {
 _FORMATS = {"pcm16": "pcm"}
 _MODALITIES = ("text", "audio")
 _UNSAID = ("refusal", "annotations", "audio", "function_call", "name")  # of a message: nothing, where they are null
+_NO_WISHES: Mapping[str, Any] = {"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0}
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
@@ -75,6 +76,7 @@ class ChatRequest:
         include_usage = _flag(options, "include_usage", "stream_options.")
         asked = {name: value for name, value in taken.items() if name in _SAME}
         asked |= _outputs(taken) | _priority(taken) | _stages(taken, pipeline)
+        _drop_unasked(asked, pipeline.stage(pipeline.outputs["text"].stage))
         _check_stop(taken)
         asked["messages"] = _messages(taken.get("messages"), ignored)
         choices = [asked | ({} if seed is None else {"seed": seed}) for seed in seeds_of(taken, MOST_CHOICES)]
@@ -144,6 +146,23 @@ def _stages(taken: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
         named["top_k"] = 0
     stages = with_parameters(stages, pipeline.outputs["text"].stage, named)
     return {} if stages is None else {"stages": stages}
+
+
+def _drop_unasked(asked: dict[str, Any], stage: StageConfig) -> None:
+    """Drop what asks for nothing, because clients send it to every server: a wish of none, or of no tools.
+
+    ``stage`` makes the text. What it has as a parameter stays, because the pipeline's own default may be another.
+    """
+    for name, none in _NO_WISHES.items():
+        if name in asked and asked[name] == none and not stage.has_parameter(name):
+            del asked[name]
+    if asked.get("tools") == []:
+        del asked["tools"]
+    if "tools" not in asked:
+        if asked.get("tool_choice") in ("none", "auto"):
+            del asked["tool_choice"]
+        if isinstance(asked.get("parallel_tool_calls"), bool):
+            del asked["parallel_tool_calls"]
 
 
 def _check_stop(taken: Mapping[str, Any]) -> None:
