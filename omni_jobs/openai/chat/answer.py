@@ -130,11 +130,12 @@ def finish_reason_of(job: JobView, stage: str) -> str:
 
 
 def usage_of(jobs: Sequence[JobView], stage: str) -> CompletionUsage | None:
-    """Return the tokens of these jobs together; None if the stage does not count them."""
+    """Return the tokens of these jobs, which have one prompt; None if the stage does not count them."""
     counted = [job.made.get("usage", {}).get(stage) for job in jobs]
     if None in counted:
         return None
-    prompt, completion = (sum(each.get(name, 0) for each in counted) for name in ("prompt_tokens", "completion_tokens"))
+    prompt = counted[0].get("prompt_tokens", 0)
+    completion = sum(each.get("completion_tokens", 0) for each in counted)
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
