@@ -26,6 +26,15 @@ def in_client_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename(error: OmniJobsError, names: Mapping[str, str]) -> None:
-    """Give an error's field the client's name for it."""
+    """Give an error's field the client's name for it. The message says which one, where a name has several of a stage.
+
+    Such a name is ``size``, which sets a width and a height.
+    """
     field = error.field or ""
-    error.field = next((name for pattern, name in names.items() if fnmatchcase(field, pattern)), error.field)
+    name = next((name for pattern, name in names.items() if fnmatchcase(field, pattern)), None)
+    if name is None:
+        return
+    error.field = name
+    own = field.rpartition(".")[2]
+    if any(known == name and pattern.rpartition(".")[2] != own for pattern, known in names.items() if field in names):
+        error.message = f"{own}: {error.message}"

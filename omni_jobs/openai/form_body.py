@@ -42,6 +42,8 @@ def body_of(form: Form, typed: Container[str], objects: Mapping[str, int]) -> di
     for name, files in form.files.items():
         if name in body:
             raise InvalidRequest("this part is given twice", field=f"{name:.64}")
+        if not all(files):
+            raise InvalidRequest("a file is empty", field=f"{name:.64}")
         body[name] = [Upload(data) for data in files]
     for name, whole in in_parts.items():
         if name in body:

@@ -79,4 +79,4 @@ def test_upscale_enlarges_with_real_weights(tmp_path: Path) -> None:
         )
     assert picture(edited.data[0].b64_json).size == (256, 192)
     assert (edited.output_format, edited.usage) == ("webp", None)
-    assert (error.param, "no picture" in error.message) == ("prompt", True)
+    assert (error.param, "/v1/images/edits" in error.message) == ("prompt", True)

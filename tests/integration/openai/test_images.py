@@ -277,6 +277,8 @@ def test_what_is_refused_of_an_edit(
     before = jobs_of(echo_media, 1)
     error = stock.error(openai.BadRequestError, lambda: edit(stock, image, **more))
     assert error.param == param
+    assert ("is empty" in error.message) == (image == b"")
+    assert ("size: width: must be" in error.message) == ("size" in more)
     assert jobs_of(echo_media, 1) == before
 
 

@@ -25,7 +25,10 @@ class UpscalePromptRenderer(TokenlessRenderer):
         """Raise InvalidRequest for a request that has no picture, or several."""
         fields = [field for field, _ in picture_parts(request["messages"])]
         if not fields:
-            raise InvalidRequest("no picture: a message needs a part of the type image_url", field="messages")
+            raise InvalidRequest(
+                "no picture: a message needs a part of the type image_url, or send it to /v1/images/edits",
+                field="messages",
+            )
         if len(fields) > 1:
             raise InvalidRequest("a job enlarges one picture: send a job for each", field=fields[1])
 

@@ -14,6 +14,10 @@ from workers.runners.remote.parameters import Endpoint
 if TYPE_CHECKING:
     from omni_jobs.pipelines.stage_config import StageConfig
 
+_NO_PICTURE: Mapping[Endpoint, str] = {
+    "images": "no picture: a message needs a part of the type image_url, or send it to /v1/images/edits",
+    "videos": "no picture: a message needs a part of the type image_url, or send it as input_reference",
+}
 _NO_TEXT: Mapping[Endpoint, str] = {
     "speech": "there is nothing to say: the text has no letter and no digit",
     "images": "the description is empty",
@@ -37,7 +41,7 @@ def check_text(stage: "StageConfig", request: Mapping[str, Any]) -> None:
         return
     pictures = [field for field, _ in parts_of(request, "image")]
     if engine.needs_picture and not pictures:
-        raise InvalidRequest("no picture: a message needs a part of the type image_url", field="messages")
+        raise InvalidRequest(_NO_PICTURE[engine.endpoint], field="messages")
     if engine.endpoint == "videos" and len(pictures) > 1:
         raise InvalidRequest("a video starts from one picture: send a job for each", field=pictures[1])
 
