@@ -184,7 +184,7 @@ class MediaHostUnavailable(MediaUnavailable, code="media_host_unavailable", retr
 
 
 class UnsupportedContentType(InvalidInput, code="unsupported_content_type", http_status=415):
-    """The body must be JSON: send Content-Type: application/json."""
+    """The body must be JSON in UTF-8: send Content-Type: application/json."""
 
 
 class MalformedRequest(InvalidInput, code="bad_request", http_status=400):

@@ -30,6 +30,7 @@ from omni_jobs.http.request_parameters import (
     CancelAfter,
     JobId,
     PlainNumber,
+    WholeNumber,
     idempotency_key_header,
     preferred_wait,
 )
@@ -190,7 +191,7 @@ async def get_job(
 async def list_jobs(
     caller: Reader,
     services: ServicesDep,
-    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
+    limit: Annotated[int, Query(ge=1, le=100), WholeNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
     pipeline: Annotated[str | None, Query(pattern=NAME)] = None,
@@ -356,7 +357,7 @@ async def list_events(
     request: Request,
     services: ServicesDep,
     starting_after: Annotated[
-        int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it"), PlainNumber
+        int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it"), WholeNumber
     ] = 0,
     text_from: Annotated[
         str | None,
@@ -366,7 +367,7 @@ async def list_events(
             examples=["thinker:1:250"],
         ),
     ] = None,
-    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1), PlainNumber] = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1), WholeNumber] = 0,
 ) -> Response:
     """List the events of a job, the oldest first. Events have a time to live of their own.
 

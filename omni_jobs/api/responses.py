@@ -16,7 +16,7 @@ from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, Waiting
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.error_answers import errors
-from omni_jobs.http.request_parameters import PlainNumber
+from omni_jobs.http.request_parameters import WholeNumber
 from omni_jobs.openai.job_errors import made_once
 from omni_jobs.openai.responses.answer import ModelResponse, response_id_of, response_of
 from omni_jobs.openai.responses.earlier_response import FIELD, messages_before
@@ -163,7 +163,7 @@ async def get_response(
     starting_after: Annotated[
         int,
         Query(ge=-1, le=MOST, description="the `sequence_number` of the last event that the client has"),
-        PlainNumber,
+        WholeNumber,
     ] = -1,
     include_obfuscation: Annotated[bool, Query(description="taken for OpenAI's sake: nothing is obfuscated")] = False,
 ) -> Response:
@@ -215,7 +215,7 @@ async def list_input_items(
     job_id: ResponseJobId,
     services: ServicesDep,
     include: Include = None,
-    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
+    limit: Annotated[int, Query(ge=1, le=100), WholeNumber] = 20,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
     after: Annotated[str | None, Query(max_length=100, description="the id of an item: those that follow it")] = None,
 ) -> Response:

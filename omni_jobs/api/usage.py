@@ -20,6 +20,7 @@ router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 _USUAL_DAYS: Final = 30
 _GROUP: Final = "|".join(GROUPS)
+_BY: Final = f"^({_GROUP})(,({_GROUP})){{0,{len(GROUPS) - 1}}}$"
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAY_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}
 
@@ -34,6 +35,12 @@ def _day(value: object) -> object:
 Day = Annotated[date | None, BeforeValidator(_day), WithJsonSchema(_DAY_SCHEMA)]
 
 
+def _names(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(_BY, value):
+        raise ValueError(f"must be one or more of {', '.join(GROUPS)}, with commas between them")
+    return value
+
+
 @router.get("", response_model=UsageReport, responses=errors(403, 503))
 async def get_usage(
     caller: Reader,
@@ -45,10 +52,11 @@ async def get_usage(
     by: Annotated[
         str,
         Query(
-            pattern=f"^({_GROUP})(,({_GROUP})){{0,{len(GROUPS) - 1}}}$",
+            pattern=_BY,
             description="by what it is added up",
             examples=["tenant,stage"],
         ),
+        BeforeValidator(_names),
     ] = ",".join(GROUPS),
 ) -> Response:
     """Say what was used: by attempts that ended on these days, also of jobs that are deleted.

@@ -19,7 +19,7 @@ from omni_jobs.errors import Conflict, Gone, InvalidRequest, NotFound
 from omni_jobs.http.body_reader import check_content_type, read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.form_reader import read_form
-from omni_jobs.http.request_parameters import PlainNumber
+from omni_jobs.http.request_parameters import WholeNumber
 from omni_jobs.jobs import Detail, StoredArtifact, VideoJob
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.job_errors import error_of, made_once
@@ -124,7 +124,7 @@ async def list_videos(
     caller: Reader,
     services: ServicesDep,
     after: Annotated[str | None, Query(pattern=_ID, description="`last_id` of a page: what stands behind it")] = None,
-    limit: Annotated[int, Query(ge=1, le=100), PlainNumber] = 20,
+    limit: Annotated[int, Query(ge=1, le=100), WholeNumber] = 20,
     order: Annotated[Literal["asc", "desc"], Query(description="by time: desc, the newest first")] = "desc",
 ) -> Response:
     """List the jobs that make a video, whatever they were submitted by."""

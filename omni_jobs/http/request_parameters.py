@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final, get_args, get_origin
 
@@ -75,14 +76,16 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is list or any(get_origin(each) is list for each in get_args(annotation))
 
 
-def _check_number(value: object) -> object:
+def _plain(value: object, what: str) -> object:
     if isinstance(value, str) and not NUMBER.fullmatch(value):
-        raise ValueError("must be a number, like 5 or 0.5")
+        raise ValueError(f"must be {what}")
     return value
 
 
-PlainNumber = BeforeValidator(_check_number)
+PlainNumber = BeforeValidator(partial(_plain, what="a number, like 5 or 0.5"))
 """For a number of a query or a header. Python's own reading would accept 1_0, and blanks around the number."""
+WholeNumber = BeforeValidator(partial(_plain, what="a whole number, like 5"))
+"""``PlainNumber`` for an ``int``."""
 
 
 def preferred_wait(headers: Iterable[str]) -> int:

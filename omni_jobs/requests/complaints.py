@@ -23,11 +23,15 @@ _WORDS = {
     "string_pattern_mismatch": "must match {pattern}",
     "union_tag_not_found": "must be a string or an array of parts",
 }
+_VISIBLE = re.compile(r"\^\[!-~\]\{1,([0-9]+)\}\$")  # the pattern of an Idempotency-Key
 _OF_PYDANTIC = re.compile(r"^[A-Z]\w* should ")  # "Input should", "String should"
 
 
 def words_of(complaint: Mapping[str, Any]) -> str:
     """Return the words for one of the complaints of a ValidationError's ``errors()``."""
+    visible = _VISIBLE.fullmatch(complaint.get("ctx", {}).get("pattern", ""))
+    if visible is not None:
+        return f"must be 1 to {visible[1]} visible ASCII characters"
     ours = _WORDS.get(complaint["type"])
     if ours is not None:
         return ours.format(**complaint.get("ctx", {}))
