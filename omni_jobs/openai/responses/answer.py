@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from omni_jobs.errors import InvalidInput, OmniJobsError
 from omni_jobs.openai.chat.answer import finish_reason_of, head_of, logprobs_of, text_of, tool_calls_of, usage_of
+from omni_jobs.openai.named_field import with_field_named
 from omni_jobs.openai.responses.request import kept_of
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
@@ -161,7 +162,7 @@ def error_of(job: JobView) -> ResponseError | None:
         error = OmniJobsError.from_dict(job.error.model_dump())
     return ResponseError(
         code="invalid_prompt" if isinstance(error, InvalidInput) and error.http_status < 500 else "server_error",
-        message=error.message,
+        message=with_field_named(error).message,
         type=error.code,
         param=error.field,
     )

@@ -37,6 +37,8 @@ class Stock:
             call()
         assert type(caught.value) is kind
         assert self.tries == ["0"]
+        if (param := caught.value.param) not in (None, "body"):
+            assert f" - {param}: " in str(caught.value), "str() shows nothing of an error but its message"
         return caught.value
 
 
