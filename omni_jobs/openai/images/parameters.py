@@ -50,7 +50,7 @@ IMAGE_EDITS: Final = ParameterTable(
     (
         taken("model", "the pipeline, which takes pictures and makes a picture"),
         taken("image", "a file, or up to 16 of them: PNG, JPEG, WebP, GIF, AVIF, TIFF or BMP"),
-        taken("prompt", "what is to be made of them"),
+        taken("prompt", "what is to be made of them; empty where the pipeline needs no words, as `upscale`"),
         *_OF_BOTH,
         *_IGNORED,
         ignored("input_fidelity", "no pipeline has it as a parameter"),
