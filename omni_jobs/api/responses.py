@@ -19,7 +19,7 @@ from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import WholeNumber
 from omni_jobs.openai.job_errors import made_once
 from omni_jobs.openai.responses.answer import ModelResponse, response_id_of, response_of
-from omni_jobs.openai.responses.earlier_response import FIELD, messages_before
+from omni_jobs.openai.responses.earlier_response import FIELD, chars_of, messages_before
 from omni_jobs.openai.responses.input_items import InputItems, page_of
 from omni_jobs.openai.responses.numbers import MOST
 from omni_jobs.openai.responses.request import ResponseFields, ResponseRequest, WantedResponse, kept_of, no_response
@@ -112,26 +112,30 @@ async def _submitted(
     sent = await services.lanes.run_parsing([body], read)
     if sent.get("stream") is True or sent.get("background") is not True:
         waiting.check_room(caller)
-    earlier = [] if sent.get(FIELD) is None else await run_sync(_earlier, services, caller, sent[FIELD])
+    earlier: list[dict[str, Any]] = []
+    more_bytes = 0  # of these, for which the request waits as if it had sent them
+    if sent.get(FIELD) is not None:
+        earlier, more_bytes = await run_sync(_earlier, services, caller, sent[FIELD])
 
     def parse() -> tuple[WantedResponse, list[Submission]]:
         response = ResponseRequest.of(sent, services.pipelines, earlier)
         fields.places = response.places
-        return response.answer, [response.submission(sent, len(body), caller, waiting.idempotency_key)]
+        return response.answer, [response.submission(sent, len(body) + more_bytes, caller, waiting.idempotency_key)]
 
     with fields.named():
-        return await waiting.submitted(caller, body, parse)
+        return await waiting.submitted(caller, body, parse, more_bytes=more_bytes)
 
 
-def _earlier(services: Services, caller: Caller, response_id: Any) -> list[dict[str, Any]]:
-    """Return the messages of the response that another follows. Call this on a thread."""
+def _earlier(services: Services, caller: Caller, response_id: Any) -> tuple[list[dict[str, Any]], int]:
+    """Return the messages of the response that another follows, and their characters. Call this on a thread."""
     found = _RESPONSE_ID.fullmatch(response_id) if isinstance(response_id, str) else None
     if found is None:
         raise InvalidRequest("must be the id of a response", field=FIELD)
     try:
-        return messages_before(*_read(services, caller, f"job-{found[1]}"))
+        messages = messages_before(*_read(services, caller, f"job-{found[1]}"))
     except NotFound:
         raise NotFound(f"there is no response {response_id!r:.80}", field=FIELD) from None
+    return messages, chars_of(messages)
 
 
 async def _streamed(wanted: WantedResponse, jobs: SubmittedJobs) -> Response:

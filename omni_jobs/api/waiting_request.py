@@ -141,15 +141,21 @@ class WaitingRequest:
         self.services.watch.check_room(caller.sees)
 
     async def submitted(
-        self, caller: Caller, body: bytes | bytearray, parse: Callable[[], tuple[T, list[Submission]]]
+        self,
+        caller: Caller,
+        body: bytes | bytearray,
+        parse: Callable[[], tuple[T, list[Submission]]],
+        *,
+        more_bytes: int = 0,
     ) -> tuple[T, SubmittedJobs]:
         """Submit what ``parse`` makes of the body, and return the jobs with what ``parse`` says besides.
 
-        ``parse`` may be called on a thread. ``body`` is what it reads, but for media. Raises what it raises, and the
-        error of the first submission that is refused, once the jobs that were made are cancelled.
+        ``parse`` may be called on a thread. ``body`` is what it reads, but for media, and ``more_bytes`` of other text.
+        Raises what it raises, and the error of the first submission that is refused, once the jobs that were made are
+        cancelled.
         """
         services = self.services
-        wanted, submissions = await services.lanes.run_parsing([body], parse)
+        wanted, submissions = await services.lanes.run_parsing([body], parse, more_bytes=more_bytes)
         path = self.request.scope["route"].path  # the same body asks each route for something else
         submissions = [replace(each, sent={"path": path, "body": each.sent}) for each in submissions]
         first_try = None

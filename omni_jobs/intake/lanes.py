@@ -35,12 +35,15 @@ class Lanes:
         self._media = CapacityLimiter(media_requests)
         self._threads = CapacityLimiter(math.inf)  # whoever takes one holds a place in a lane
 
-    async def run_parsing(self, bodies: Sequence[bytes | bytearray], parse: Callable[[], T]) -> T:
+    async def run_parsing(
+        self, bodies: Sequence[bytes | bytearray], parse: Callable[[], T], *, more_bytes: int = 0
+    ) -> T:
         """Call ``parse``, on a thread unless these bodies are small, once their lane has room. Return its result.
 
-        It is a door's own first step: what it makes of the bodies are Submissions.
+        It is a door's own first step: what it makes of the bodies are Submissions. ``more_bytes``: how many bytes it
+        works on beside a single body.
         """
-        lane = self._lane_of([len(body) for body in bodies])
+        lane = self._lane_of([len(body) + more_bytes for body in bodies])
         if lane is self._small and sum(bodies[0].count(mark) for mark in b",[{") <= _FEW_VALUES:
             return parse()  # on the event loop, because a thread would cost more
         return await run_sync(parse, limiter=lane)

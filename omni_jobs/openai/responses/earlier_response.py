@@ -1,6 +1,6 @@
 """``messages_before``: the conversation that an earlier response is, for a response that follows it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
@@ -30,3 +30,20 @@ def messages_before(job: JobView, request: Mapping[str, Any]) -> list[dict[str, 
     if text or calls:
         messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
     return messages
+
+
+def chars_of(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many characters the messages have, roughly as many as the bytes with which a client would send them."""
+    return sum(_chars(message) for message in messages)
+
+
+def _chars(value: Any) -> int:
+    match value:
+        case str():
+            return len(value)
+        case Mapping():
+            return sum(_chars(each) for each in value.values())
+        case list():
+            return sum(_chars(each) for each in value)
+        case _:
+            return 0

@@ -1,10 +1,12 @@
 """Responses with the stock client: real workers answer, at once, in streams, and in the background."""
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
+from anyio import CapacityLimiter
 
 from tests.integration.api_server import ApiServer
 from tests.integration.openai.stock import Stock
@@ -93,6 +95,24 @@ def test_an_output_goes_into_the_next_input_as_it_came(stock: Stock) -> None:
     assert second.output_text == "And again"
     roles = [item.role for item in stock.client.responses.input_items.list(second.id, order="asc")]
     assert roles == ["user", "assistant", "user"]
+
+
+def test_a_request_waits_for_its_turn_with_all_that_it_follows(
+    stock: Stock, echo_media: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = respond(stock, "x" * 50_000)
+    lanes, sizes = echo_media.services.lanes, []
+    lane_of = lanes._lane_of
+
+    def seen(of: Sequence[int]) -> CapacityLimiter:
+        sizes.extend(of)
+        return lane_of(of)
+
+    monkeypatch.setattr(lanes, "_lane_of", seen)
+    respond(stock, "And again", previous_response_id=first.id)
+    body, parsed, admitted = sizes
+    assert body < 1_000
+    assert 100_000 < parsed == admitted < 101_000
 
 
 def test_a_response_follows_another(stock: Stock) -> None:
