@@ -18,6 +18,7 @@
     │   ├── MethodNotAllowed        there is such a path, and it does not know the method
     │   ├── MethodUnknown           no path of this server knows the method
     │   ├── Conflict                the thing exists, and its state forbids the request
+    │   │   └── StillCancelling         retryable; the job to delete has not stopped yet
     │   ├── IdempotencyKeyReused    the key of a submit names the job of another request
     │   └── Gone                    the thing existed, and its time to live is over
     ├── PayloadError            a payload that cannot be read; names the field
@@ -259,6 +260,10 @@ class MethodUnknown(InvalidInput, code="method_unknown", http_status=501):
 
 class Conflict(InvalidInput, code="conflict", http_status=409):
     """The state of the thing forbids this."""
+
+
+class StillCancelling(Conflict, code="still_cancelling", retryable=True):
+    """The job is being cancelled: delete it again in a moment."""
 
 
 class IdempotencyKeyReused(InvalidInput, code="idempotency_key_reused", http_status=422):

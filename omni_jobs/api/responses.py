@@ -3,17 +3,18 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
+from omni_jobs.api import cancelled_job
 from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound
+from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import WholeNumber
@@ -32,7 +33,6 @@ from omni_jobs.views import JobView
 
 router = APIRouter(prefix="/v1/responses", tags=["openai"], route_class=OpenAIRoute)
 
-_ENDS_WITHIN_S: Final = 5.0  # a job that is cancelled, mostly; else its client asks again
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{32})")
 _BODY: dict[str, Any] = {
     "type": "object",
@@ -190,7 +190,8 @@ async def cancel_response(
 
     The answer comes once its worker has stopped, 5 s later at the latest: then it is still `in_progress`.
     """
-    await _cancel(services, caller, job_id, request)
+    await run_sync(_read, services, caller, job_id)
+    await cancelled_job.cancel(services, caller, job_id, request)
     return await run_sync(lambda: _shown(*_read(services, caller, job_id)))
 
 
@@ -202,15 +203,9 @@ async def delete_response(
 
     409 if its worker has not stopped after 5 s: delete it again in a moment.
     """
-    await _cancel(services, caller, job_id, request)
-    response_id = response_id_of(job_id)
-    try:
-        await run_sync(services.jobs.delete, job_id, caller.sees)
-    except Conflict:
-        error = Conflict("the response is being cancelled: delete it again in a moment", field="response_id")
-        error.retryable = True
-        raise error from None
-    return DeletedResponse(id=response_id)
+    await run_sync(_read, services, caller, job_id)
+    await cancelled_job.delete(services, caller, job_id, request, "response_id")
+    return DeletedResponse(id=response_id_of(job_id))
 
 
 @router.get("/{response_id}/input_items", response_model=InputItems, responses=errors(400, 404, 503))
@@ -249,18 +244,6 @@ def _asked(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Ma
     if not job.status.is_final:
         services.jobs.ask_for([job_id])
     return job, request
-
-
-async def _cancel(services: Services, caller: Caller, job_id: str, request: Request) -> None:
-    """Stop a response, and wait a moment for its end."""
-
-    def cancel() -> bool:
-        job, _ = _read(services, caller, job_id)
-        return job.status.is_final or services.jobs.cancel(job_id, caller.sees).is_final
-
-    if not await run_sync(cancel):
-        connection = request.scope["state"].get("connection")
-        await services.watch.until_ended(job_id, _ENDS_WITHIN_S, caller.sees, connection)
 
 
 def _shown(job: JobView, request: Mapping[str, Any]) -> Response:

@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
+from omni_jobs.api import cancelled_job
 from omni_jobs.api.artifact_answer import WantedPart, artifact_answer, artifact_answers
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
@@ -47,7 +48,6 @@ router = APIRouter(prefix="/v1/videos", tags=["openai"], route_class=OpenAIRoute
 _DIGITS = re.compile(r"[0-9a-f]{32}")
 _ID = f"^video_{_DIGITS.pattern}$"
 _JSON, _FORM = "application/json", "multipart/form-data"
-_LONGEST_CANCEL_S: Final = 10.0  # a worker stops a stage run within a second or two
 _BODY: dict[str, Any] = {
     "type": "object",
     "required": ["model", "prompt"],
@@ -172,19 +172,10 @@ def get_video(caller: Reader, job_id: OfVideo, services: ServicesDep) -> Respons
 async def delete_video(caller: Submitter, job_id: OfVideo, request: Request, services: ServicesDep) -> Response:
     """Delete a video with its job and all its data. A job that has not ended is cancelled first.
 
-    409 while a worker still stops it, which takes longer than 10 s only where the worker hangs: delete it again.
+    409 while a worker still stops it, which takes longer than 5 s only where the worker hangs: delete it again.
     """
-    jobs = services.jobs
     await run_sync(_found, services, job_id, caller)
-    if not (await run_sync(jobs.cancel, job_id, caller.sees)).is_final:
-        connection = request.scope["state"].get("connection")
-        await services.watch.until_ended(job_id, _LONGEST_CANCEL_S, caller.sees, connection)
-    try:
-        await run_sync(jobs.delete, job_id, caller.sees)
-    except Conflict:
-        error = Conflict("the video is being cancelled: delete it again in a moment", field="video_id")
-        error.retryable = True
-        raise error from None
+    await cancelled_job.delete(services, caller, job_id, request, "video_id")
     return _answer(DeletedVideo(id=video_id_of(job_id)))
 
 

@@ -33,7 +33,7 @@ def messages_before(job: JobView, request: Mapping[str, Any]) -> list[dict[str, 
 
 
 def chars_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many characters the messages have, roughly as many as the bytes with which a client would send them."""
+    """Return how many characters the messages have, roughly as many as the bytes in which a client would send them."""
     return sum(_chars(message) for message in messages)
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, example, given, strategies
 
-from omni_jobs.api import responses
+from omni_jobs.api import cancelled_job
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Failure
 from omni_jobs.openai.responses.numbers import CLOSED, ENDED, OF_ATTEMPT, TEXT
@@ -300,12 +300,12 @@ def test_a_stream_whose_response_is_deleted_ends(api: ApiServer, stock: Stock) -
 def test_what_a_running_job_has_is_deleted_once_its_worker_has_stopped(
     api: ApiServer, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "_ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(cancelled_job, "_ENDS_WITHIN_S", 0.2)
     reader, worker = submitted(api, stock)
     claim = worker.claim("second")
     once = stock.client.with_options(max_retries=0)
     error = stock.error(openai.ConflictError, lambda: once.responses.delete(reader.response_id))
-    assert (error.code, error.param) == ("conflict", "response_id")
+    assert (error.code, error.param) == ("still_cancelling", "response_id")
     assert stock.client.responses.retrieve(reader.response_id).status == "in_progress"
     worker.lose(claim)
     stock.client.responses.delete(reader.response_id)

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from omni_jobs.api import videos as routes
+from omni_jobs.api import cancelled_job
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Failure, Retention
@@ -166,12 +166,13 @@ def test_a_video_that_waits_is_deleted_at_once(api: ApiServer, stock: Stock) -> 
 def test_a_video_whose_worker_hangs_is_deleted_by_the_client_s_next_try(
     api: ApiServer, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_LONGEST_CANCEL_S", 0.1)
+    monkeypatch.setattr(cancelled_job, "_ENDS_WITHIN_S", 0.1)
     video = created(stock.client)
     worker = worker_of(api, video)
     claim = worker.claim("video")
     with pytest.raises(openai.ConflictError) as caught:
         stock.client.with_options(max_retries=0).videos.delete(video.id)
+    assert (caught.value.code, caught.value.param) == ("still_cancelling", "video_id")
     assert caught.value.response.headers["x-should-retry"] == "true"
     stopping = stock.client.videos.retrieve(video.id)
     assert (stopping.status, stopping.error) == ("in_progress", None)
