@@ -240,9 +240,9 @@ class Calls(Generic[LinesT]):
         """Yield what happens to a job as it happens, until its end: text as it grows, progress, previews, artifacts.
 
         The first event is ``job``, the job as it is. Where a connection breaks, another one goes on, at any server: the
-        text has no gap and no double, and what tells of progress may come twice. ``with_pings`` also gives the ``ping``
-        that the server sends every 15 s while nothing happens. Raises NotFound, ServerBusy where too many watch jobs,
-        and the server's error.
+        text has no gap, and nothing comes twice. ``with_pings`` also gives the ``ping`` that the server sends every
+        15 s while nothing happens. Raises NotFound, ServerBusy where too many watch jobs, ServerUnavailable where all
+        connections of a minute tell nothing new, and the server's error.
         """
         yield from followed(_path(job_id, "/events"), with_pings=with_pings)
 

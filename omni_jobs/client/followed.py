@@ -64,13 +64,25 @@ class _Place:
     def __init__(self) -> None:
         self._texts: dict[str, tuple[int, int]] = {}  # of each stage the attempt and its characters
         self._last_id = 0
+        self._last: dict[tuple[str, str], Mapping[str, Any]] = {}  # of each kind the last, of a stage or an artifact
 
-    def note(self, event: JobEvent) -> None:
-        """Note that the client has an event."""
+    def note(self, event: JobEvent) -> bool:
+        """Note that the client has an event. Return whether it tells anything new.
+
+        Each connection begins with the job, and with the state, the progress and the artifacts of its stages, which
+        the client may have.
+        """
+        if event.id is not None:
+            self._last_id, last = max(event.id, self._last_id), self._last_id
+            return event.is_end or event.id > last
         if event.name == "text":
             self._texts[event.data["stage"]] = (event.data["attempt"], event.data["offset"] + len(event.data["text"]))
-        if event.id is not None:
-            self._last_id = event.id
+        if event.name in ("text", PING) or event.is_end:
+            return True
+        of = (event.name, event.data.get("stage") or event.data.get("name") or "")
+        last_data = self._last.get(of)
+        self._last[of] = event.data
+        return last_data is None or (event.name != "job" and event.data != last_data)
 
     @property
     def query(self) -> dict[str, str]:
@@ -82,12 +94,11 @@ class _Place:
 def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
     """Yield a job's events until its end, those of ``path``. Go on with another connection where one breaks.
 
-    Raises the server's error, and ServerUnavailable where connections tell nothing: a few at the beginning, and later
-    those of a minute.
+    What a further connection tells again is left out. Raises the server's error, and ServerUnavailable where connections
+    tell nothing new, and none lasts until the server's first ping: a few at the beginning, and later those of a minute.
     """
     place = _Place()
     pauses = iter(repeats.PAUSES_S)
-    has_begun = False
     while True:
         request = HttpRequest(
             "GET",
@@ -106,14 +117,12 @@ def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
                 for event in blocks.read(chunk):
                     if event.name == "error":
                         raise OmniJobsError.from_dict(event.data["error"])
-                    place.note(event)
-                    if (event.name != "job" or not has_begun) and (event.name != PING or with_pings):
+                    is_new = place.note(event)
+                    if is_new and (event.name != PING or with_pings):
                         yield Item(event)
                     if event.is_end:
                         return
-                    if not has_begun:
-                        has_begun, pauses = True, iter(repeats.WAIT_PAUSES_S)
-                    if event.name != "job":  # which each connection begins with
+                    if is_new:
                         pauses = iter(repeats.WAIT_PAUSES_S)
             raise ServerUnavailable(f"the stream of {path} ended before the job")
         except OmniJobsError as error:
