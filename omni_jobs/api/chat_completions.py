@@ -6,15 +6,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from omni_jobs.api.artifact_answer import read_on_threads
 from omni_jobs.api.event_stream import answer_with
+from omni_jobs.api.media_answer import media_answer
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
 from omni_jobs.http.body_reader import read_json
-from omni_jobs.openai.chat.answer import ChatAudio, ChatCompletion, completion_of, sound_of
+from omni_jobs.openai.chat.answer import GAP, ChatCompletion, completion_of, sound_of
 from omni_jobs.openai.chat.request import ChatRequest, WantedAnswer
-from omni_jobs.openai.chat.stream import ChatStream
+from omni_jobs.openai.chat.stream import ChatStream, StreamedSound
 from omni_jobs.openai.job_errors import made_once
+from omni_jobs.openai.media_in_json import as_base64
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.requests import Submission
 from omni_jobs.requests.json_body import parse_body
@@ -23,7 +26,6 @@ from omni_jobs.views import JobView
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["openai"], route_class=OpenAIRoute)
 
-_MOST_SOUND_BYTES = 64 << 20  # base64 of more is not what anybody wants in JSON: the artifact has it
 _BODY: dict[str, Any] = {
     "type": "object",
     "required": ["model", "messages"],
@@ -80,7 +82,7 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
         jobs.services.jobs,
         jobs.services.watch,
         jobs.see,
-        lambda job: jobs.on_artifact_thread(partial(_sound, jobs, job), goes_on=True),
+        partial(_streamed, jobs),
         jobs.leave,
         jobs.caller.sees,
         stage=wanted.text_stage,
@@ -91,20 +93,22 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
 
 
 def _whole(wanted: WantedAnswer, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
-    sounds: dict[str, ChatAudio] = {}
-    left = _MOST_SOUND_BYTES
-    for job in completed:
-        sound = _sound(jobs, job, left)
-        if sound is not None:
-            sounds[job.id] = sound
-            left -= len(sound.data) * 3 // 4
-    completion = completion_of(completed, wanted.text_stage, sounds)
-    return Response(completion.model_dump_json(), media_type="application/json")
+    keep_s = jobs.services.settings.keep_artifacts_s
+    speaking = [job for job in completed if _speaks(job)]
+    completion = completion_of(completed, wanted.text_stage, {job.id: sound_of(job, keep_s) for job in speaking})
+    return media_answer(jobs, completion.model_dump_json(), GAP, [jobs.made(job, "audio").ref for job in speaking])
 
 
-def _sound(jobs: SubmittedJobs, job: JobView, most_bytes: int = _MOST_SOUND_BYTES) -> ChatAudio | None:
-    """Return what a completed job has made of sound, read from the store; None: no sound. Call this on a thread."""
-    if "audio" not in job.modalities:
+async def _streamed(jobs: SubmittedJobs, job: JobView) -> StreamedSound | None:
+    """Return what a completed job has made of sound; None: no sound."""
+    if not _speaks(job):
         return None
-    data = jobs.services.store.read(jobs.made(job, "audio").ref, max_bytes=most_bytes)
-    return sound_of(job, data, jobs.services.settings.keep_artifacts_s)
+    services, tenant = jobs.services, jobs.caller.sees
+    made = await jobs.on_artifact_thread(partial(jobs.made, job, "audio"), goes_on=True)
+    pieces = as_base64(services.store.open_stream(made.ref))
+    sound = sound_of(job, services.settings.keep_artifacts_s)
+    return StreamedSound(sound, read_on_threads(pieces, services.artifact_threads, tenant))
+
+
+def _speaks(job: JobView) -> bool:
+    return "audio" in job.modalities

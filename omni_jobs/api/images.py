@@ -5,20 +5,21 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.artifact_answer import presigned_url, read_on_threads
 from omni_jobs.api.event_stream import answer_with
+from omni_jobs.api.media_answer import media_answer
 from omni_jobs.api.needs import Submitter
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
 from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.form_reader import read_form
 from omni_jobs.jobs import StoredArtifact
 from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.images.answer import ImagesAnswer, as_base64, images_answer, length_of, pieces_of
+from omni_jobs.openai.images.answer import GAP, ImagesAnswer, images_answer
 from omni_jobs.openai.images.request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
 from omni_jobs.openai.images.stream import ImageStream, StreamedPicture
 from omni_jobs.openai.job_errors import check_completed, made_once
+from omni_jobs.openai.media_in_json import as_base64
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.pipelines.outputs import IMAGE
 from omni_jobs.requests import Submission
@@ -28,7 +29,6 @@ from omni_jobs.views import JobView
 
 router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=OpenAIRoute)
 
-_WHOLE_BYTES = 8 << 20  # up to these an answer is made whole, so that one that cannot be made is an error
 _MOST_FILES = MOST_SOURCES + 4  # a few too many are refused by their name
 
 _COMMON: dict[str, Any] = {
@@ -160,13 +160,7 @@ def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, comple
     answer = images_answer(completed, _format(made[0]), wanted.size, has_sources=wanted.has_sources, urls=urls)
     if urls is not None:
         return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
-    sizes = [each.ref.size for each in made]
-    pieces = pieces_of(answer, map(jobs.services.store.open_stream, [each.ref for each in made]))
-    if sum(sizes) <= _WHOLE_BYTES:
-        return Response(b"".join(pieces), media_type="application/json")
-    headers = {"Content-Length": str(length_of(answer, sizes))}
-    streamed = read_on_threads(pieces, jobs.services.artifact_threads, jobs.caller.sees)
-    return StreamingResponse(streamed, headers=headers, media_type="application/json")
+    return media_answer(jobs, answer.model_dump_json(exclude_none=True), GAP, [each.ref for each in made])
 
 
 async def _streamed(jobs: SubmittedJobs, job_id: str) -> StreamedPicture:

@@ -94,8 +94,9 @@ class _Place:
 def followed(path: str, *, with_pings: bool) -> Items[JobEvent]:
     """Yield a job's events until its end, those of ``path``. Go on with another connection where one breaks.
 
-    What a further connection tells again is left out. Raises the server's error, and ServerUnavailable where connections
-    tell nothing new, and none lasts until the server's first ping: a few at the beginning, and later those of a minute.
+    What a further connection tells again is left out. Raises the server's error, and ServerUnavailable where
+    connections tell nothing new, and none lasts until the server's first ping: a few at the beginning, and later those
+    of a minute.
     """
     place = _Place()
     pauses = iter(repeats.PAUSES_S)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
@@ -13,6 +12,9 @@ from omni_jobs.views import JobView
 
 _TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}
 _REASONS = ("stop", "length", "tool_calls", "content_filter")
+
+GAP: Final = '","data":"","expires_at":'
+"""What stands in a completion where the base64 of a sound goes. Within a text its quotes would be escaped."""
 
 
 class CompletionUsage(BaseModel):
@@ -24,10 +26,10 @@ class CompletionUsage(BaseModel):
 
 
 class ChatAudio(BaseModel):
-    """The sound of a message. ``data``: base64 of a file in the format that was asked for."""
+    """The sound of a message. ``data``: base64 of a file in the format that was asked for, which fills a GAP."""
 
     id: str
-    data: str
+    data: str = ""
     expires_at: int  # unix seconds, when the artifact goes
     transcript: str
 
@@ -139,12 +141,11 @@ def usage_of(jobs: Sequence[JobView], stage: str) -> CompletionUsage | None:
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def sound_of(job: JobView, data: bytes | memoryview, keep_s: float) -> ChatAudio:
-    """Return the sound of a completed job, whose artifact has these bytes and goes ``keep_s`` after the job's end."""
+def sound_of(job: JobView, keep_s: float) -> ChatAudio:
+    """Return the sound of a completed job, without its ``data``. Its artifact goes ``keep_s`` after the job's end."""
     ended = job.finished_at or job.created_at
     return ChatAudio(
         id=f"audio-{_hex(job)}",
-        data=b64encode(data).decode("ascii"),
         expires_at=int(ended.timestamp() + keep_s),
         transcript=text_of(job),
     )

@@ -10,6 +10,7 @@ was told; if it writes something else, the stream ends with the error ``text_cha
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final
 
 from anyio.to_thread import run_sync
@@ -33,7 +34,15 @@ from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_o
 from omni_jobs.views import JobView
 from omni_jobs.watch.watch import Watch
 
-_SOUND_CHARS: Final = 1 << 20  # of one chunk: a multiple of 4, so that each is base64 by itself
+_SOUND_CHARS: Final = 256 << 10  # of one chunk: a multiple of 4, so that each is base64 by itself
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedSound:
+    """The sound of a completed job without its ``data``, and the base64 of these in pieces, read as they are taken."""
+
+    sound: ChatAudio
+    base64: AsyncGenerator[bytes, None]
 
 
 class ChatStream:
@@ -44,7 +53,7 @@ class ChatStream:
         jobs: Jobs,
         watch: Watch,
         see: Callable[[str], JobView],
-        sound: Callable[[JobView], Awaitable[ChatAudio | None]],
+        sound: Callable[[JobView], Awaitable[StreamedSound | None]],
         leave: Callable[[], None],
         tenant: str | None,
         *,
@@ -141,24 +150,33 @@ class ChatStream:
         check_completed(job)
         for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):
             yield self._chunk(index, {"content": part})
-        for chunk in self._rest(index, job, await self._sound(job)):
+        for chunk in self._rest(index, job):
             yield chunk
+        if (sound := await self._sound(job)) is not None:
+            async with aclosing(self._spoken(index, sound)) as spoken:
+                async for chunk in spoken:
+                    yield chunk
+        yield self._chunk(index, {}, finish_reason=finish_reason_of(job, self._stage))
         ended.append(job)
 
-    def _rest(self, index: int, job: JobView, sound: ChatAudio | None) -> Iterator[ServerSentEvent]:
-        """Yield what only a completed job has: calls, logprobs and sound, and the reason of the end."""
+    def _rest(self, index: int, job: JobView) -> Iterator[ServerSentEvent]:
+        """Yield what only a completed job has beside its sound: calls and logprobs."""
         calls = [{"index": number, **call} for number, call in enumerate(tool_calls_of(job))]
         if calls:
             yield self._chunk(index, {"tool_calls": calls})
         if logprobs := logprobs_of(job, self._stage):
             yield self._chunk(index, {}, logprobs={"content": logprobs, "refusal": None})
-        if sound is not None:
-            named = {"id": sound.id, "transcript": sound.transcript}
-            for data in parts_of(sound.data, _SOUND_CHARS):
-                yield self._chunk(index, {"audio": {**named, "data": data}})
-                named = {}
-            yield self._chunk(index, {"audio": {"expires_at": sound.expires_at}})
-        yield self._chunk(index, {}, finish_reason=finish_reason_of(job, self._stage))
+
+    async def _spoken(self, index: int, sound: StreamedSound) -> AsyncGenerator[ServerSentEvent, None]:
+        """Yield a sound, read as the client takes it."""
+        its = sound.sound
+        named = {"id": its.id, "transcript": its.transcript}
+        async with aclosing(sound.base64) as pieces:
+            async for piece in pieces:
+                for data in parts_of(piece.decode("ascii"), _SOUND_CHARS):
+                    yield self._chunk(index, {"audio": {**named, "data": data}})
+                    named = {}
+        yield self._chunk(index, {"audio": {"expires_at": its.expires_at}})
 
     def _chunk(self, index: int, delta: Mapping[str, Any], **more: Any) -> ServerSentEvent:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import BaseModel
 
 from omni_jobs.views import JobView
 
-_GAP: Final = '"b64_json":""'  # where the base64 of a picture goes; within a text its quotes would be escaped
+GAP: Final = '"b64_json":""'
+"""What stands in an answer where the base64 of a picture goes. Within a text its quotes would be escaped."""
 
 
 class PictureInput(BaseModel):
@@ -52,7 +52,7 @@ def images_answer(
 ) -> ImagesAnswer:
     """Return the answer that these completed jobs are, a picture each.
 
-    It has ``urls``; without them the place of each base64 is empty, and ``pieces_of`` fills it.
+    It has ``urls``; without them the place of each base64 is a GAP.
     """
     ended = [job.finished_at or job.created_at for job in jobs]
     pictures = [MadePicture(b64_json="") for _ in jobs] if urls is None else [MadePicture(url=url) for url in urls]
@@ -77,32 +77,3 @@ def picture_usage(jobs: Sequence[JobView], *, has_sources: bool) -> PictureUsage
         output_tokens=completion,
         total_tokens=prompt + completion,
     )
-
-
-def length_of(answer: ImagesAnswer, sizes: Iterable[int]) -> int:
-    """Return how many bytes ``pieces_of`` yields for pictures of these sizes in bytes."""
-    return len(answer.model_dump_json(exclude_none=True).encode()) + sum(-(-size // 3) * 4 for size in sizes)
-
-
-def pieces_of(answer: ImagesAnswer, pictures: Iterable[Iterable[bytes]]) -> Generator[bytes]:
-    """Yield an answer as JSON in pieces, with the base64 of the pictures in its gaps.
-
-    ``pictures``: the bytes of each, in pieces, of which one at a time is in memory.
-    """
-    first, *rest = answer.model_dump_json(exclude_none=True).split(_GAP)
-    yield first.encode()
-    for pieces, text in zip(pictures, rest, strict=True):
-        yield b'"b64_json":"'
-        yield from as_base64(pieces)
-        yield f'"{text}'.encode()
-
-
-def as_base64(pieces: Iterable[bytes]) -> Generator[bytes]:
-    """Yield the base64 of what comes in pieces, in pieces."""
-    left = b""
-    for piece in pieces:
-        data = left + piece
-        whole = len(data) - len(data) % 3
-        left = data[whole:]
-        yield b64encode(data[:whole])
-    yield b64encode(left)

@@ -11,7 +11,7 @@ import openai
 import pytest
 from PIL import Image
 
-from omni_jobs.api import images
+from omni_jobs.api import media_answer
 from tests.integration.api_server import ApiServer
 from tests.integration.openai.stock import Stock
 from tests.integration.openai.test_chat_completions import running_job
@@ -99,7 +99,7 @@ def test_a_url_has_the_picture(stock: Stock, echo_media: ApiServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_large_answer_is_sent_in_pieces(stock: Stock, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """The store gives pieces of 1 MiB, which is no multiple of 3."""
-    monkeypatch.setattr(images, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(media_answer, "_WHOLE_BYTES", 1 << 20)
     pixels = np.random.default_rng(1).integers(0, 256, (800, 800, 3), np.uint8)
     noise = io.BytesIO()
     Image.fromarray(pixels).save(noise, "PNG", compress_level=0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.openai.chat.answer import completion_of
+from omni_jobs.openai.chat.answer import GAP, completion_of, sound_of
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView, StageRunView
 
@@ -40,3 +40,9 @@ def test_a_reason_is_told_in_openai_s_words(reason: str | None, result: dict[str
     [choice] = completion_of([job(reason, **result)], "llm", {}).choices
     assert choice.finish_reason == due
     assert choice.message.tool_calls == result.get("tool_calls")
+
+
+def test_the_sounds_go_into_their_gaps_and_no_text_has_one() -> None:
+    jobs = [job("stop", text=f"Say {GAP}").model_copy(update={"id": f"job-{n}", "finished_at": NOW}) for n in range(3)]
+    sounds = {each.id: sound_of(each, 60.0) for each in jobs[1:]}
+    assert completion_of(jobs, "llm", sounds).model_dump_json().count(GAP) == 2

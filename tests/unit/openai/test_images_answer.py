@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.openai.images.answer import images_answer, length_of, picture_usage, pieces_of
+from omni_jobs.openai.images.answer import GAP, images_answer, picture_usage
 from omni_jobs.openai.images.stream import ChosenPreviews
+from omni_jobs.openai.media_in_json import length_of, pieces_of
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView, ProgressView
 
@@ -42,13 +43,14 @@ def tokens(prompt: int, completion: int) -> dict[str, int]:
 def test_pictures_are_base64_however_they_come(sizes: list[tuple[int, ...]]) -> None:
     pictures = [[bytes([number] * size) for size in pieces] for number, pieces in enumerate(sizes)]
     answer = images_answer([job() for _ in sizes], "png", "auto", has_sources=False)
-    body = b"".join(pieces_of(answer, pictures))
+    text = answer.model_dump_json(exclude_none=True)
+    body = b"".join(pieces_of(text, GAP, pictures))
     assert json.loads(body) == {
         "created": int(AT.timestamp()),
         "output_format": "png",
         "data": [{"b64_json": b64encode(b"".join(pieces)).decode()} for pieces in pictures],
     }
-    assert len(body) == length_of(answer, map(sum, sizes))
+    assert len(body) == length_of(text, map(sum, sizes))
 
 
 def test_usage_is_what_the_stages_count() -> None:
