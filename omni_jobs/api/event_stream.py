@@ -24,7 +24,7 @@ from starlette.responses import Response
 from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import InvalidRequest, OmniJobsError
 from omni_jobs.http.error_answers import shape_of
-from omni_jobs.http.large_event import LargeEvent
+from omni_jobs.http.large_event import LargeEvent, line_event
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs, RunGlance
 from omni_jobs.states import JobState, StageRunState
@@ -98,16 +98,16 @@ class EventStream:
         self._state: JobState | None = None
         self._has_end = False
 
-    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events until the job's end. End early, without it, if the server stops or the client has left.
 
         The first step raises NotFound, and ServerBusy if too many watch. A later error is the last event.
         """
-        job = await run_sync(self._see)
+        job, begin = await run_sync(self._begin)
         changes = self._watch.changes(job.id, self._tenant, connection, with_runs=True)
         async with aclosing(changes):
             glance = await anext(changes, None)
-            yield _event("job", job)
+            yield begin
             try:
                 while glance is not None:
                     async for event in self._told(job.id, glance):
@@ -118,6 +118,11 @@ class EventStream:
                 await run_sync(self._see)  # the job may be gone, or the database away
             except OmniJobsError as error:
                 yield _event("error", {"error": shape_of(error)})
+
+    def _begin(self) -> tuple[JobView, ServerSentEvent | LargeEvent]:
+        """Return the job and the event with it, encoded on this thread, because the job's text may be large."""
+        job = self._see()
+        return job, line_event("job", job.model_dump_json())
 
     async def _told(self, job_id: str, glance: Glance) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield what is new in a glance."""

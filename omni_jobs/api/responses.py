@@ -1,11 +1,10 @@
 """Routes of responses, as OpenAI's clients send them: submit, get, stream, cancel, delete, and the input's items."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
@@ -92,7 +91,7 @@ async def create_response(
         answer = await _streamed(wanted, jobs)
     elif wanted.background:
         with made_once(jobs.ids[0], has_key=jobs.has_key):
-            answer = await run_sync(lambda: _shown(*_read(services, caller, jobs.ids[0])))
+            answer = await _answered(services, caller, jobs.ids[0])
     else:
         answer = await jobs.answer(partial(_whole, jobs))
     return with_ignored(answer, wanted.ignored)
@@ -115,7 +114,9 @@ async def _submitted(
     earlier: list[dict[str, Any]] = []
     more_bytes = 0  # of these, for which the request waits as if it had sent them
     if sent.get(FIELD) is not None:
-        earlier, more_bytes = await run_sync(_earlier, services, caller, sent[FIELD])
+        earlier, more_bytes = await services.list_threads.run(
+            caller.sees, partial(_earlier, services, caller, sent[FIELD])
+        )
 
     def parse() -> tuple[WantedResponse, list[Submission]]:
         response = ResponseRequest.of(sent, services.pipelines, earlier)
@@ -143,7 +144,7 @@ async def _streamed(wanted: WantedResponse, jobs: SubmittedJobs) -> Response:
     stream = ResponseStream(
         jobs.services.jobs,
         jobs.services.watch,
-        partial(_read, jobs.services, jobs.caller, jobs.ids[0]),
+        _reader(jobs.services, jobs.caller, partial(_read, jobs.services, jobs.caller, jobs.ids[0])),
         jobs.caller.sees,
         leave=None if wanted.background else jobs.leave,
     )
@@ -174,11 +175,13 @@ async def get_response(
     """Get a response, whole once its job has completed. With `stream` its events, which any server goes on with."""
     read = partial(_asked, services, caller, job_id)
     if not stream:
-        return await run_sync(lambda: _shown(*read()))
+        return await services.list_threads.run(caller.sees, lambda: _shown(*read()))
     if request.state.method == "HEAD":  # it would be answered once the stream ends
-        await run_sync(read)
+        await services.list_threads.run(caller.sees, read)
         return Response(media_type="text/event-stream")
-    events = ResponseStream(services.jobs, services.watch, read, caller.sees, after=starting_after)
+    events = ResponseStream(
+        services.jobs, services.watch, _reader(services, caller, read), caller.sees, after=starting_after
+    )
     return await answer_with(events.events(request.scope["state"].get("connection")))
 
 
@@ -190,9 +193,9 @@ async def cancel_response(
 
     The answer comes once its worker has stopped, 5 s later at the latest: then it is still `in_progress`.
     """
-    await run_sync(_read, services, caller, job_id)
+    await services.list_threads.run(caller.sees, partial(_read, services, caller, job_id))
     await cancelled_job.cancel(services, caller, job_id, request)
-    return await run_sync(lambda: _shown(*_read(services, caller, job_id)))
+    return await _answered(services, caller, job_id)
 
 
 @router.delete("/{response_id}", response_model=DeletedResponse, responses=errors(400, 404, 409, 503))
@@ -203,7 +206,7 @@ async def delete_response(
 
     409 if its worker has not stopped after 5 s: delete it again in a moment.
     """
-    await run_sync(_read, services, caller, job_id)
+    await services.list_threads.run(caller.sees, partial(_read, services, caller, job_id))
     await cancelled_job.delete(services, caller, job_id, request, "response_id")
     return DeletedResponse(id=response_id_of(job_id))
 
@@ -225,7 +228,23 @@ async def list_input_items(
         items = page_of(job_id, request, limit=limit, newest_first=order == "desc", after=after)
         return Response(items.model_dump_json(), media_type="application/json")
 
-    return await run_sync(page)
+    return await services.list_threads.run(caller.sees, page)
+
+
+# A request has MiB, perhaps. So it is read on the threads of lists, of which a tenant has a part only.
+
+
+async def _answered(services: Services, caller: Caller, job_id: str) -> Response:
+    """Return the answer with a response that this request has made or changed, however many others are read."""
+    work = partial(_read, services, caller, job_id)
+    return await services.list_threads.run(caller.sees, lambda: _shown(*work()), goes_on=True)
+
+
+def _reader(
+    services: Services, caller: Caller, read: Callable[[], tuple[JobView, Mapping[str, Any]]]
+) -> Callable[[], Awaitable[tuple[JobView, Mapping[str, Any]]]]:
+    """Return what reads a response for its stream."""
+    return partial(services.list_threads.run, caller.sees, read, goes_on=True)
 
 
 def _read(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:

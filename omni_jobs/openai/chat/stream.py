@@ -150,7 +150,7 @@ class ChatStream:
         check_completed(job)
         for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):
             yield self._chunk(index, {"content": part})
-        for chunk in self._rest(index, job):
+        for chunk in await run_sync(lambda: list(self._rest(index, job))):  # logprobs have MiB, perhaps
             yield chunk
         if (sound := await self._sound(job)) is not None:
             async with aclosing(self._spoken(index, sound)) as spoken:

@@ -9,8 +9,9 @@ message is closed as incomplete, and the attempt's own message begins.
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from itertools import chain
 from typing import Any, NamedTuple
 
 from anyio.to_thread import run_sync
@@ -18,6 +19,7 @@ from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError, TextChanged
 from omni_jobs.http.error_answers import shape_of
+from omni_jobs.http.large_event import LargeEvent, line_event
 from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
 from omni_jobs.openai.chat.answer import text_of
@@ -71,7 +73,7 @@ class ResponseStream:
         self,
         jobs: Jobs,
         watch: Watch,
-        read: Callable[[], tuple[JobView, Mapping[str, Any]]],
+        read: Callable[[], Awaitable[tuple[JobView, Mapping[str, Any]]]],
         tenant: str | None,
         *,
         after: int = -1,
@@ -95,7 +97,7 @@ class ResponseStream:
         self._has_told = False  # a part of the message that is open
         self._is_whole = False  # the attempt has succeeded, and its text was seen to the end
 
-    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events that the client does not have, up to the response's end. End early if the client has left.
 
         The first is a comment, because there may be nothing to tell for long. The first step raises NotFound, and
@@ -116,28 +118,28 @@ class ResponseStream:
             if not self._has_ended and self._leave is not None:
                 self._leave()
 
-    async def _all(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
-        job, request = await run_sync(self._read)
+    async def _all(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+        job, request = await self._read()
         self._stage = stage_of(job, request)
         changes = self._watch.changes(job.id, self._tenant, connection, with_runs=True)
         async with aclosing(changes):
             glance = await anext(changes, None)
             yield ServerSentEvent(comment="the events of a response")
             try:
-                for event in self._new(_begin(job, request)):
+                for event in await self._made(self._begin(job, request)):
                     yield event
                 while glance is not None:
                     if glance.state is not JobState.QUEUED and self._last < IN_PROGRESS:
-                        for event in self._new([_as_it_was(IN_PROGRESS, "in_progress", job, request)]):
+                        for event in await self._made(self._in_progress(job, request)):
                             yield event
                     for event in self._new(await self._grown(job, glance)):
                         yield event
                     if glance.state.is_final:
                         break
                     glance = await anext(changes, None)
-                job, request = await run_sync(self._read)
+                job, request = await self._read()
                 if job.status.is_final:
-                    for event in self._new(await self._end(job, request)):
+                    for event in await self._made(await self._end(job, request)):
                         yield event
                     self._has_ended = True
                 elif connection is None or not connection.has_left:
@@ -147,12 +149,24 @@ class ResponseStream:
                 shape = shape_of(error)
                 yield _encoded(self._last, "error", {name: shape[name] for name in ("code", "message", "param")})
 
-    def _new(self, events: Iterable[_Event]) -> Iterator[ServerSentEvent]:
+    async def _made(self, events: Iterable[_Event]) -> list[ServerSentEvent | LargeEvent]:
+        """Return those events that the client does not have. A thread makes and encodes them, as they may be large."""
+        return await run_sync(lambda: list(self._new(events)))
+
+    def _new(self, events: Iterable[_Event]) -> Iterator[ServerSentEvent | LargeEvent]:
         """Yield those events that the client does not have."""
         for number, kind, its in events:
             if number > self._last:
                 self._last = number
                 yield _encoded(number, f"response.{kind}", its)
+
+    def _begin(self, job: JobView, request: Mapping[str, Any]) -> Iterator[_Event]:
+        for number, kind in ((CREATED, "created"), (QUEUED, "queued")):
+            if number > self._last:
+                yield _as_it_was(number, kind, job, request)
+
+    def _in_progress(self, job: JobView, request: Mapping[str, Any]) -> Iterator[_Event]:
+        yield _as_it_was(IN_PROGRESS, "in_progress", job, request)
 
     async def _grown(self, job: JobView, glance: Glance) -> Iterable[_Event]:
         """Return the events of the text that a glance shows."""
@@ -193,7 +207,10 @@ class ResponseStream:
                 yield _Event(number_of(told.item, TEXT + chars), "output_text.delta", its)
 
     async def _end(self, job: JobView, request: Mapping[str, Any]) -> Iterable[_Event]:
-        """Return the events of the end. Raises TextChanged where the whole text is less than the client was told."""
+        """Return the events of the end, of which most are still to be made.
+
+        Raises TextChanged where the whole text is less than the client was told.
+        """
         attempt = attempt_of(job, self._stage)
         if job.status is JobState.COMPLETED:
             text = text_of(job)
@@ -201,10 +218,15 @@ class ResponseStream:
             rest = [*self._tell(job, text[self._told.seen :], is_whole=True)]
             if self._has_told and self._told.chars > len(text):
                 raise TextChanged
-            return [*rest, *self._whole(job, request, text)]
-        closed = [_closed(job, self._told.item)] if self._told.item else []
+            return chain(rest, self._whole(job, request, text))
+        return self._failed(job, request, attempt)
+
+    def _failed(self, job: JobView, request: Mapping[str, Any], attempt: int) -> Iterator[_Event]:
+        """Yield the end of a job that did not complete."""
+        if self._told.item:
+            yield _closed(job, self._told.item)
         number = number_of(attempt, ENDED) if attempt else ADDED
-        return [*closed, _Event(number, "failed", {"response": _shown(job, request, 0)})]
+        yield _Event(number, "failed", {"response": _shown(job, request, 0)})
 
     def _whole(self, job: JobView, request: Mapping[str, Any], text: str) -> Iterator[_Event]:
         """Yield what follows the text of a completed job."""
@@ -228,11 +250,6 @@ class ResponseStream:
             yield from _call(call, index, at)
             at += 4
         yield _Event(at, status, {"response": _shown(job, request, item)})
-
-
-def _begin(job: JobView, request: Mapping[str, Any]) -> Iterator[_Event]:
-    yield _as_it_was(CREATED, "created", job, request)
-    yield _as_it_was(QUEUED, "queued", job, request)
 
 
 def _as_it_was(number: int, kind: str, job: JobView, request: Mapping[str, Any]) -> _Event:
@@ -279,5 +296,5 @@ def _shown(job: JobView, request: Mapping[str, Any], item: int) -> dict[str, Any
     return response_of(job, request, item or None).model_dump()
 
 
-def _encoded(number: int, kind: str, its: Mapping[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps({"type": kind, "sequence_number": number, **its}), event=kind)
+def _encoded(number: int, kind: str, its: Mapping[str, Any]) -> ServerSentEvent | LargeEvent:
+    return line_event(kind, json.dumps({"type": kind, "sequence_number": number, **its}))

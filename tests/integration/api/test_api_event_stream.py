@@ -1,5 +1,6 @@
 """A job's events as they come, over HTTP, on both databases: what is told, where a stream goes on, and how it ends."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, strategies
 
 from omni_jobs.jobs import TextPiece
 from omni_jobs.settings import Settings
+from omni_jobs.views import JobView
 from tests.event_reader import CutReader
 from tests.integration.api_server import ApiServer, checked_error, serve
 from tests.integration.hand_worker import HandWorker
@@ -281,3 +283,24 @@ def test_the_end_before_a_retry_is_no_end(api: ApiServer) -> None:
         worker.complete(worker.claim("second"))
         told += until(events, "job.completed")
     assert [name for name, _ in told if name.startswith("job.")] == ["job.retried", "job.completed"]
+
+
+def test_a_large_job_is_encoded_on_a_thread(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "漢字 and 😀, " * 20_000
+    job_id = submitted(api)
+    worker = HandWorker(api, job_id)
+    worker.complete(worker.claim("first"))
+    worker.complete(worker.claim("second"), result={"text": text})
+    dump = JobView.model_dump_json
+    on_loop: list[bool] = []
+
+    def dumped(job: JobView, **more: Any) -> str:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        return dump(job, **more)
+
+    monkeypatch.setattr(JobView, "model_dump_json", dumped)
+    with stream(api, job_id) as events:
+        [(_, job)] = until(events, "job")
+        assert until(events, "job.completed")
+    assert job["result"]["text"] == text
+    assert on_loop == [False]

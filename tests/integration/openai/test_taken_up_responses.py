@@ -1,5 +1,6 @@
 """Streams of responses that break off and are taken up, whatever becomes of the attempts. The test is the worker."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, example, given, strategies
 from omni_jobs.api import cancelled_job
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import Failure
+from omni_jobs.openai.responses import stream as response_stream
 from omni_jobs.openai.responses.numbers import CLOSED, ENDED, OF_ATTEMPT, TEXT
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, serve
@@ -325,3 +327,37 @@ def test_a_response_that_a_client_waits_for_is_left_with_it_and_one_in_the_backg
             until_abandoned(api, job_id)
             stock.client.responses.retrieve(response.id)  # the client comes back
         assert not api.services.jobs.abandoned([job_id])
+
+
+def test_a_large_response_is_read_on_threads_of_lists_and_its_events_are_made_on_threads(
+    api: ApiServer, stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instructions = "Be brief. 漢字 " * 20_000
+    response_of, run = response_stream.response_of, api.services.list_threads.run
+    on_loop: list[bool] = []
+    of_lists: list[bool] = []
+
+    def made(*its: Any) -> Any:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        return response_of(*its)
+
+    async def counted(*its: Any, **more: Any) -> Any:
+        of_lists.append(True)
+        return await run(*its, **more)
+
+    monkeypatch.setattr(response_stream, "response_of", made)
+    monkeypatch.setattr(api.services.list_threads, "run", counted)
+    create: Any = stock.client.responses.create
+    events = create(model="echo", input="Hello", instructions=instructions, background=True, stream=True)
+    response_id = next(events).response.id
+    worker = HandWorker(api, response_id.replace("resp_", "job-"))
+    worker.complete(worker.claim("first"))
+    worker.complete(worker.claim("second"), result={"text": WORDS})
+    *_, last = events
+    assert (last.response.output_text, last.response.instructions) == (WORDS, instructions)
+    assert len(on_loop) == 4
+    assert not any(on_loop)
+    assert len(of_lists) == 2
+    assert stock.client.responses.retrieve(response_id) == last.response
+    assert len(list(stock.client.responses.input_items.list(response_id))) == 1
+    assert len(of_lists) == 4
