@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -31,6 +32,26 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+COMPUTING = ("e2e", "integration/offline", "integration/runners")  # models; the other files often wait for processes
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where files run side by side, those that compute take turns with those that wait; unit tests come last."""
+    if not hasattr(config, "workerinput"):
+        return
+    here = Path(__file__).parent
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path.relative_to(here).as_posix(), []).append(item)
+    last = [name for name in files if name.startswith("unit/")]
+    computing = [name for name in files if name.startswith(COMPUTING)]
+    waiting = [name for name in files if name not in computing and name not in last]
+    turns = [(n / len(kind), name) for kind in (computing, waiting) for n, name in enumerate(kind)]
+    order = [name for _, name in sorted(turns, key=lambda turn: turn[0])]
+    items[:] = [item for name in (*order, *last) for item in files[name]]
 
 
 _UMASK = pytest.StashKey[int]()

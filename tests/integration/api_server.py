@@ -80,8 +80,11 @@ def parsed_error(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
 
 
 @contextmanager
-def serve(settings: Settings) -> Iterator[ApiServer]:
-    """A server in a thread until the context ends."""
+def serve(settings: Settings, *, gives_up_after_s: float | None = None) -> Iterator[ApiServer]:
+    """A server in a thread until the context ends.
+
+    ``gives_up_after_s``: how long it tries a transaction again, for tests of a database that is away.
+    """
     started = threading.Event()
     server = _Server(settings.model_copy(update={"api_host": "127.0.0.1", "api_port": 0}), started)
     thread = threading.Thread(target=server.run, name="api")
@@ -92,6 +95,8 @@ def serve(settings: Settings) -> Iterator[ApiServer]:
         url = f"http://{host}:{port}"
         with closing(httpx2.Client(base_url=url, trust_env=False, timeout=30, verify=False)) as http:
             services, connections = server.app.state.services, server.server_state.connections
+            if gives_up_after_s is not None:
+                services.db._retry_for_s = gives_up_after_s
             yield ApiServer(host, port, http, services, connections, server.loop, server.stop)
     finally:
         server.stop()

@@ -55,8 +55,7 @@ def settings(valkey_url: str, tmp_path: Path) -> Settings:
 @contextmanager
 def serve_impatiently(settings: Settings) -> Iterator[ApiServer]:
     """A server that gives its database up after 2 s, so that the tests do not take long."""
-    with serve(settings) as api:
-        api.services.db._retry_for_s = 2.0
+    with serve(settings, gives_up_after_s=2.0) as api:
         yield api
 
 

@@ -151,7 +151,7 @@ def test_jobs_are_taken_while_the_broker_is_full_and_rung_for_when_it_has_room(
 def test_a_database_that_refuses_is_named_and_the_server_recovers(settings: Settings, postgres_database: str) -> None:
     with FaultProxy(postgres_database) as proxy:
         through = postgres_database.replace(postgres_database.split("@")[1].split("/")[0], f"127.0.0.1:{proxy.port}")
-        with serve(changed(settings, database_url=through)) as api:
+        with serve(changed(settings, database_url=through), gives_up_after_s=2.0) as api:
             first = post(api, TEXT)
             assert first.status_code == 202
             proxy.set(Fault(refuse=True))
@@ -198,7 +198,7 @@ def test_after_a_failover_to_a_replica_submits_are_refused_as_retryable(
             tx.execute(text(f'ALTER DATABASE "{name}" {how}'))
             tx.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :n"), {"n": name})
 
-    with serve(settings) as api:
+    with serve(settings, gives_up_after_s=2.0) as api:
         assert post(api, TEXT).status_code == 202
         set_read_only(on=True)
         refused(post(api, TEXT), "database_unavailable")

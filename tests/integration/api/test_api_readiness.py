@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from omni_jobs.database import postgresql, sqlite
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
@@ -25,6 +26,14 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"pipelines": ("echo",)})
+
+
+@pytest.fixture(autouse=True)
+def _short_waits_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_LOCK_S", 1.0)
+    monkeypatch.setattr(
+        postgresql, "_SESSION", postgresql._SESSION.replace("lock_timeout = '10s'", "lock_timeout = '1s'")
+    )
 
 
 def until(check: Callable[[], object]) -> None:
@@ -55,7 +64,7 @@ def writer_that_is_stopped(url: str) -> Iterator[None]:
 
 
 def test_while_no_write_is_possible_it_is_not_ready(settings: Settings, database: Database) -> None:
-    with serve(settings) as api:
+    with serve(settings, gives_up_after_s=2.0) as api:
         assert ready(api)[0] == 200
         with writer_that_is_stopped(settings.resolved_database_url):
             until(lambda: ready(api)[0] == 503)
@@ -94,7 +103,7 @@ def test_where_callers_have_keys_only_they_are_told(settings: Settings, database
 def test_no_answer_tells_a_stranger_where_the_database_is(settings: Settings) -> None:
     """The database refuses connections; a key that nobody has seen cannot be looked up."""
     url = "postgresql://somebody@127.0.0.1:9/omni"
-    with serve(settings.model_copy(update={"auth": "keys", "database_url": url})) as api:
+    with serve(settings.model_copy(update={"auth": "keys", "database_url": url}), gives_up_after_s=2.0) as api:
         assert ready(api) == (503, {"status": "unavailable"})
         answer = api.http.get("/v1/status", headers={"Authorization": f"Bearer omni_{'A' * 43}"}, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
@@ -106,7 +115,7 @@ def test_who_was_known_is_told_what_is_wrong_while_keys_cannot_be_looked_up(
 ) -> None:
     Tenants(database).create("acme")
     key = {"Authorization": f"Bearer {ApiKeys(database).create('acme', ['read']).key}"}
-    with serve(settings.model_copy(update={"auth": "keys"})) as api:
+    with serve(settings.model_copy(update={"auth": "keys"}), gives_up_after_s=2.0) as api:
         assert ready(api, **key)[0] == 200
         with writer_that_is_stopped(settings.resolved_database_url):
             until(lambda: ready(api, **key)[0] == 503)
