@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,21 @@ from rich.text import Text
 from sqlalchemy import exc, text
 
 import tests.chaos.hangs  # noqa: F401  (its faults are among KINDS then)
-from tests.chaos.checker import ORPHAN_S, Checked, Sampler, StoredBytes, check, unfinished, wait_until_collected
+from tests.chaos.checker import (
+    ORPHAN_S,
+    Checked,
+    Sampler,
+    StoredBytes,
+    check,
+    unfinished,
+    wait_until_collected,
+    wait_until_forgotten,
+)
 from tests.chaos.clients import Abilities, Clients, Log, Record
 from tests.chaos.faults import KINDS, Faults, Struck
 from tests.chaos.recovery import Recoveries, Recovery, percentile
 from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
+from tests.chaos.stock_clients import StockClients
 
 IN_NAMESPACES = "OMNI_CHAOS_IN_NAMESPACES"
 FLOODED_S = 60.0  # after a flood a job may still fail of it
@@ -219,11 +229,13 @@ class Run:
         clients = Clients(
             stack.api_urls, options.seed, log, Abilities.of(stack.api_urls[0]), options.rate, options.jobs
         )
+        stock = StockClients(stack.api_urls, options.seed)
         began = time.time()
         threads = (recoveries, sampler)
         for thread in threads:
             thread.start()
         clients.start()
+        stock.start()
         faults.start()
         try:
             with self._display(stack, clients, faults):
@@ -233,41 +245,46 @@ class Run:
                         break
                     time.sleep(0.2)
                 clients.submitting.clear()
+                stock.submitting.clear()
                 self._phase = "undoing the last faults"
                 faults.stop()
                 self._phase, self._until = "settling", time.monotonic() + LIMIT_S
-                settled_s = self._settle(stack, clients)
+                settled_s = self._settle(stack, lambda: clients.settled() and stock.settled())
         finally:
             faults.stop()
             clients.stop()
+            stock.stop()
             for thread in threads:
                 thread.stop()
         objects = StoredBytes(stack.objects if stack.s3 is None else None, stack.s3)
         self._collect(stack, objects)
         records = clients.records
-        checked = check(stack.engine, objects, records, sampler)
-        violations = [*faults.violations, *clients.violations, *checked.violations]
+        checked = check(stack.engine, objects, records, sampler, asked=stock.asked)
+        violations = [*faults.violations, *clients.violations, *stock.violations, *checked.violations]
         violations += _unexplained(checked, faults.counts) + _not_flooded(checked, faults.struck)
         seen = Counter((sampler.pipelines[worker], digest) for worker, digest in sampler.files.items())
         if faults.counts["other_file"] and len(seen) == len({pipeline for pipeline, _ in seen}):
             violations.append("the driver: workers served with another file, and all that were seen had the same")
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
         report |= {"ran_s": round(time.time() - began, 1), "settled_s": settled_s, "samples": sampler.looks}
+        report |= {"stock": stock.outcomes, "forks": _forks(records)}
         report["workers_by_file"] = {f"{pipeline} {digest}": count for (pipeline, digest), count in seen.items()}
         return Outcome(checked, faults.struck, violations, report)
 
-    def _settle(self, stack: ChaosStack, clients: Clients) -> float | None:
-        """Wait until everything has ended; after how long, or None when it does not."""
+    def _settle(self, stack: ChaosStack, settled: Callable[[], bool]) -> float | None:
+        """Wait until everything has ended, and the clients are settled; after how long, or None when it does not."""
         began = time.monotonic()
         while time.monotonic() < self._until:
             with suppress(exc.DBAPIError):
-                if clients.settled() and not unfinished(stack.engine):
+                if settled() and not unfinished(stack.engine):
                     return round(time.monotonic() - began, 1)
             time.sleep(0.2)
         return None
 
     def _collect(self, stack: ChaosStack, objects: StoredBytes) -> None:
         self._phase, self._until = "collecting", time.monotonic() + ORPHAN_S
+        stack.outlast_requests()
+        wait_until_forgotten(stack.engine)
         wait_until_collected(stack.engine, objects)
 
     # -- what a person sees -------------------------------------------------------------------
@@ -312,7 +329,11 @@ class Run:
             "cancel_p99_s",
         )
         say("   ".join(f"{name} {_shown(report[name])}" for name in counted))
-        say("   ".join(f"{name} {report[name]}" for name in ("outcomes", "errors", "flooded", "answers")))
+        say(
+            "   ".join(
+                f"{name} {report[name]}" for name in ("outcomes", "errors", "flooded", "answers", "forks", "stock")
+            )
+        )
         say(f"{sum(report['faults'].values())} faults in {report['ran_s']} s, settled after {report['settled_s']} s")
         for sentence in outcome.violations:
             self._console.print(f"violation: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -446,6 +467,13 @@ def _cancel_times(stack: ChaosStack, records: Sequence[Record]) -> list[float]:
         ends: dict[str | None, float] = {row.id: row.finished_at for row in rows}
     asked = [each for each in records if each.cancel_answer == "cancelling" and each.cancel_at is not None]
     return [max(0.0, ends[each.job_id] - (each.cancel_at or 0.0)) for each in asked if each.job_id in ends]
+
+
+def _forks(records: Sequence[Record]) -> dict[str, int]:
+    """How many forks there were, and what became of them."""
+    forks = [each for each in records if each.origin is not None]
+    ends = Counter("refused" if each.refused else each.final["status"] for each in forks if each.refused or each.final)
+    return dict(sorted(ends.items()))
 
 
 # Errors a job may end with, and the fault that explains it; a job too large fails in any case.

@@ -18,7 +18,8 @@ import xxhash
 from sqlalchemy import Connection, Engine, exc, inspect, text
 
 from tests.chaos.clients import FINAL, Record
-from tests.chaos.stack import ASKING
+from tests.chaos.stack import ASKING, FILM, MEDIA, NOTES_OF_REQUESTS
+from tests.chaos.stock_clients import ANSWERED, Asked
 from tests.services.seaweedfs import SeaweedFS
 
 __all__ = ["Checked", "Sampler", "StoredBytes", "check"]
@@ -48,11 +49,12 @@ _NEVER = {
         " WHERE s.state IN ('running', 'succeeded') AND j.pipeline_digest <> w.pipeline_digest"
     ),
     "a stage run has succeeded without an attempt": (
-        "SELECT id, job_id FROM stage_runs WHERE state = 'succeeded' AND attempt < 1"
+        "SELECT id, job_id FROM stage_runs WHERE state = 'succeeded' AND attempt < 1 AND taken_from IS NULL"
     ),
 }
 
 
+FORGOTTEN_S = 20.0  # rescuers make a round each half second
 ORPHAN_S = 60.0  # an object of nobody's must be gone by then, with a chaos stack's short times to live
 
 
@@ -197,10 +199,33 @@ def wait_until_collected(engine: Engine, objects: StoredBytes) -> None:
         time.sleep(0.5)
 
 
+def notes_of_requests(engine: Engine) -> dict[str, int]:
+    """How many rows the tables have in which requests are noted, of those that have any."""
+    with engine.connect() as connection:
+        counts = {name: connection.execute(text(f"SELECT count(*) FROM {name}")) for name in NOTES_OF_REQUESTS}
+        return {name: count for name, rows in counts.items() if (count := rows.scalar_one())}
+
+
+def wait_until_forgotten(engine: Engine) -> None:
+    """Wait until no request is noted, as long as a few rounds of the rescuers may take."""
+    until = time.monotonic() + FORGOTTEN_S
+    while time.monotonic() < until and notes_of_requests(engine):
+        time.sleep(0.2)
+
+
 def check(
-    engine: Engine, objects: StoredBytes, records: Sequence[Record], sampler: Sampler, *, echoes: bool = True
+    engine: Engine,
+    objects: StoredBytes,
+    records: Sequence[Record],
+    sampler: Sampler,
+    *,
+    asked: Sequence[Asked] = (),
+    echoes: bool = True,
 ) -> Checked:
-    """Everything, once it has settled and the collector has had its time. ``echoes``: the echo pipeline's jobs."""
+    """Everything, once it has settled and the collector has had its time.
+
+    ``asked``: by stock clients. ``echoes``: the jobs are those of the echo pipelines.
+    """
     checked = Checked()
     orphans = unreferenced(engine, objects)
     with engine.connect() as connection:
@@ -218,7 +243,9 @@ def check(
             if has_events
             else []
         )
-    _check_clients(checked, records, jobs)
+    _check_clients(checked, records, _check_asked(checked, asked, jobs))
+    for name, count in notes_of_requests(engine).items():
+        checked.say("left behind", f"{name} has {count} rows, of requests that are long over")
     for job_id, job in jobs.items():
         _check_job(checked, job, runs.get(job_id, []), echoes)
     _check_attempts(checked, by_id, failures)
@@ -229,6 +256,39 @@ def check(
     _check_objects(checked, objects, by_id, artifacts, jobs, orphans, has_events)
     checked.violations += sampler.violations
     return checked
+
+
+def _check_asked(
+    checked: Checked, asked: Sequence[Asked], jobs: Mapping[str, Mapping[Any, Any]]
+) -> dict[str, Mapping[Any, Any]]:
+    """What stock clients were told, against SQL. Returns the jobs that are none of theirs."""
+    by_text: dict[str, list[str]] = {}
+    for job_id, job in jobs.items():
+        by_text.setdefault(_text_of(job), []).append(job_id)
+    theirs: set[str] = set()
+    for each in asked:
+        there = by_text.get(each.text, [])
+        theirs.update(there)
+        about = f"{each.kind} of {each.job_id} ({each.text}), {each.outcome or 'open'}"
+        if len(there) > 1:
+            checked.doubled += 1
+            checked.say("doubled", f"{about}: made {there}")
+        if each.job_id is not None and each.job_id not in there:
+            checked.lost += 1
+            checked.say("lost", f"{about}: SQL has {there}")
+        for job_id in there:
+            if jobs[job_id]["tenant"] != each.tenant:
+                checked.say("tenant", f"{about}: of {jobs[job_id]['tenant']}, not {each.tenant}")
+            if each.outcome == ANSWERED and jobs[job_id]["state"] != "completed":
+                checked.say("answer", f"{about}: it is {jobs[job_id]['state']}")
+    return {job_id: job for job_id, job in jobs.items() if job_id not in theirs}
+
+
+def _text_of(job: Mapping[Any, Any]) -> str:
+    """The text of a job's last message."""
+    messages = json.loads(job["request"]).get("messages") or [{"content": ""}]
+    content = messages[-1]["content"]
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _check_clients(checked: Checked, records: Sequence[Record], jobs: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -242,6 +302,10 @@ def _check_clients(checked: Checked, records: Sequence[Record], jobs: Mapping[st
         if len(there) > 1:
             checked.doubled += 1
             checked.say("doubled", f"{record.key} made {there}")
+        if record.refused:
+            if there:
+                checked.say("refused", f"{record.key} was refused as a fork; SQL has {there}")
+            continue
         if record.job_id is None:
             checked.say("in doubt", f"{record.key} was never answered; SQL has {there}")
             continue
@@ -288,7 +352,7 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
         return
     if job["finished_at"] is None:
         checked.say("job", f"{about}, and has no end")
-    if not runs or (echoes and len(runs) != (1 if job["pipeline"] == ASKING else 2)):
+    if not runs or (echoes and len(runs) != (1 if job["pipeline"] in (ASKING, MEDIA) else 2)):
         checked.say("job", f"{about}: not its stage runs")
         return
     if any(each not in ("succeeded", "failed", "cancelled") for each in states):
@@ -324,10 +388,8 @@ def _check_completed(
                 checked.say("order", f"{about}: {run['stage']} began before {earlier['stage']} had ended")
         if job["finished_at"] < run["finished_at"]:
             checked.say("order", f"{about}: it ended before {run['stage']}")
-    if echoes:
-        text_in = json.loads(job["request"])["messages"][-1]["content"]
-        if isinstance(text_in, list):
-            text_in = "\n".join(part["text"] for part in text_in)
+    if echoes and runs[-1]["stage"] != FILM:
+        text_in = _text_of(job)
         if json.loads(runs[-1]["result"] or "{}").get("text") != text_in:
             checked.say("result", f"{about}: {str(runs[-1]['result'])[:200]} for {text_in[:100]!r}")
 
@@ -351,7 +413,7 @@ def _check_attempts(
                 "doubled", f"stage run {run['id']} of {run['job_id']}: attempt {run['attempt']} failed and succeeded"
             )
     for run in runs.values():
-        if run["state"] == "succeeded" and run["owner"] is None:
+        if run["state"] == "succeeded" and run["owner"] is None and run["taken_from"] is None:
             checked.say("attempt", f"stage run {run['id']} of {run['job_id']} succeeded for nobody")
 
 
@@ -422,7 +484,7 @@ def _check_objects(
 ) -> None:
     """Every artifact is there once, with its digest; every object that is there is somebody's."""
     for run in runs.values():
-        if run["payload_ref"] is not None:
+        if run["payload_ref"] is not None and run["taken_from"] is None:
             ref = json.loads(run["payload_ref"])
             if not ref["key"].endswith(f"/{run['attempt']}") and not jobs[run["job_id"]].get("retries"):
                 checked.say("winner", f"stage run {run['id']}: attempt {run['attempt']} has the payload {ref['key']}")

@@ -32,6 +32,8 @@ TOO_LARGE = 0.01
 ASKED = 0.05  # of the remote stage
 RETRIED = 0.3  # of those that failed or were cancelled
 DELETED = 0.01
+KEEPING = 0.3  # keep their payloads, so that they can be forked
+FORKED = 0.3  # of those, each time that it is looked at
 FINAL = ("completed", "failed", "cancelled", "expired")
 TENANTS = (*WEIGHTS, DEFAULT_TENANT, "unknown")  # the last two have no row
 PRIORITIES = ("high", "normal", "low")
@@ -84,6 +86,14 @@ class Record:
     retry_doubts: int = 0  # sent, and no answer
     deleted: bool = False
     delete_doubt: bool = False
+    origin: Record | None = None  # of which this is a fork
+    keeps_payloads: bool = False
+    refused: bool = False  # the origin had not kept what the fork takes
+
+    @property
+    def path(self) -> str:
+        """Where it is submitted."""
+        return "/v1/jobs" if self.origin is None else f"/v1/jobs/{self.origin.job_id}/fork"
 
 
 class Log:
@@ -223,8 +233,11 @@ class Client:
         if pick.random() < ASKED:
             body |= {"model": ASKING, "stages": {}}
             too_large = False
+        elif pick.random() < KEEPING:
+            body["keep_payloads"] = True
         cancelled = pick.random() < CANCELLED
         record = Record(key, body, text, too_large, pick.uniform(0, 2) if cancelled else None)
+        record.keeps_payloads = "keep_payloads" in body
         if self.clients.abilities.deadline and pick.random() < DEADLINED:
             record.deadline_s = pick.choice((1, 2, 5, 20))
         record.tenant = pick.choice(TENANTS)
@@ -239,12 +252,15 @@ class Client:
             headers = {"Idempotency-Key": record.key}
             if record.deadline_s is not None:
                 headers["Cancel-After"] = str(record.deadline_s)
-            answer = self._ask("POST", "/v1/jobs", record, json=record.body, headers=headers)
+            answer = self._ask("POST", record.path, record, json=record.body, headers=headers)
             if answer is None or answer.status_code in (429, 503):
                 record.doubts += 1
                 record.try_at = time.monotonic() + self.random.uniform(0.2, 1.0)
                 continue
             del self.pending[record.key]
+            if record.origin is not None and answer.status_code in (404, 409):
+                self._refuse(record, record.origin, answer)
+                continue
             if answer.status_code not in (200, 202):
                 self._violation(f"submit {record.key}: answered {answer.status_code} {answer.text[:300]}")
                 continue
@@ -255,6 +271,34 @@ class Client:
             if answer.status_code == 200 and not record.doubts:
                 self._violation(f"submit {record.key}: 200 for a key that was never used")
             self._see(record, view)
+
+    def _fork(self, origin: Record) -> None:
+        """Fork a job that has completed; the fork is submitted as other jobs are."""
+        pick = self.random
+        priority = pick.choice(PRIORITIES)
+        body = {
+            "from_stage": "second",
+            "stages": {"second": {"delay_s": pick.choice((0, 0.3, pick.uniform(0, 2)))}},
+            "seed": pick.randrange(2**31),
+            "priority": priority,
+        }
+        record = Record(f"{self.clients.seed}-{self.number}-{len(self.records)}", body, origin.text, too_large=False)
+        record.tenant, record.priority = origin.tenant, priority
+        record.origin, record.keeps_payloads = origin, True
+        if pick.random() < CANCELLED:
+            record.cancel_after_s = pick.uniform(0, 2)
+        self.records.append(record)
+        self.pending[record.key] = record
+
+    def _refuse(self, record: Record, origin: Record, answer: httpx2.Response) -> None:
+        """Note that a fork was refused, which must have its reason."""
+        record.refused = True
+        error = answer.json()["error"]
+        is_gone = answer.status_code == 404 and (origin.deleted or origin.delete_doubt)
+        is_kept_no_longer = error["code"] == "conflict" and "not kept any longer" in error["message"]
+        origin.keeps_payloads = not is_kept_no_longer
+        if not (is_gone or is_kept_no_longer):
+            self._violation(f"fork {record.key} of {origin.job_id}: answered {answer.status_code} {answer.text[:300]}")
 
     # -- observe -----------------------------------------------------------------------------
 
@@ -344,7 +388,7 @@ class Client:
         self._see(record, answer.json())
 
     def _disturb(self, record: Record) -> None:
-        """Retry some of what failed, delete some of what ended."""
+        """Retry some of what failed, fork some of what can be, delete some of what ended."""
         if record.final is None or record.deleted or record.delete_doubt or record.retry_doubts:
             return
         if not self.clients.submitting.is_set():
@@ -352,6 +396,8 @@ class Client:
         if record.final["status"] in ("failed", "cancelled", "expired") and not record.retries:
             if self.clients.abilities.retry and self.random.random() < RETRIED:
                 self._retry(record)
+        elif record.keeps_payloads and record.status == "completed" and self.random.random() < FORKED:
+            self._fork(record)
         elif self.clients.abilities.delete and self.random.random() < DELETED:
             self._delete(record)
 

@@ -69,6 +69,8 @@ time.time = lambda: _real() + _ahead()
 time.time_ns = lambda: _real_ns() + _ahead() * 10**9
 """
 
+# The tables of what is noted of requests and not of jobs, with the columns of their times.
+NOTES_OF_REQUESTS = {"first_tries": "at", "abandoned_jobs": "at", "watched_jobs": "until"}
 _SET_TENANT = text(
     "INSERT INTO tenants (name, weight, limits, created_at) VALUES (:name, :weight, :limits, 0)"
     " ON CONFLICT (name) DO UPDATE SET weight = excluded.weight, limits = excluded.limits"
@@ -88,6 +90,29 @@ stages:
     engine: {server: echoing, model: echo, endpoint: chat, max_answer_bytes: 1048576}
 outputs:
   text: {stage: answer}
+"""
+MEDIA, FILM = "media", "film"  # a pipeline of two stages: one answers while its text grows, the other makes a video
+_MEDIA = """
+name: media
+version: "1"
+stages:
+  reply:
+    kind: echo
+    processor: answer
+    produces: text
+    slots: 16
+    time_limit_s: 60
+    retries: {worker_lost: 100, fenced: 100, storage: 100}
+  film:
+    kind: echo
+    processor: moving_bars
+    produces: pixels
+    slots: 2
+    time_limit_s: 60
+    retries: {worker_lost: 100, fenced: 100, storage: 100}
+outputs:
+  text: {stage: reply}
+  video: {stage: film}
 """
 _STAGE = """
   {name}:
@@ -148,7 +173,7 @@ class ChaosStack:
             folder.mkdir(parents=True)
         self.other_configs = directory / "other_configs"
         self.other_configs.mkdir()
-        for name, config in (("echo", echo_pipeline()), (ASKING, _ASKING)):
+        for name, config in (("echo", echo_pipeline()), (ASKING, _ASKING), (MEDIA, _MEDIA)):
             (directory / "stage_configs" / f"{name}.yaml").write_text(config)
             (self.other_configs / f"{name}.yaml").write_text(config.replace('version: "1"', 'version: "2"'))
         self.objects = directory / "objects"
@@ -175,6 +200,7 @@ class ChaosStack:
                 self.workers.append(self._start_worker(stage, f"{stage}-far", far=True))
         self.asking = self._start_worker("answer", "answer-0", pipeline=ASKING)
         self.workers.append(self.asking)
+        self.workers += [self._start_worker(stage, f"{stage}-0", pipeline=MEDIA) for stage in ("reply", FILM)]
         self._wait_until_serving()
 
     def _start_services(self) -> None:
@@ -435,6 +461,16 @@ class ChaosStack:
                 yield
             finally:
                 jobs.resume(StageId(PipelineId("echo", ""), stage))
+
+    def outlast_requests(self) -> None:
+        """Make all notes of requests older than they are kept: the rescuers are to remove them."""
+        engine = self._engine()
+        try:
+            with engine.begin() as connection:
+                for table, at in NOTES_OF_REQUESTS.items():
+                    connection.execute(text(f"UPDATE {table} SET {at} = {at} - 1000"))
+        finally:
+            engine.dispose()
 
     def _url(self) -> str:
         """The database's, past the proxy."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.stock_clients import ANSWERED
 from tests.services import missing
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,7 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
     found = json.loads(report.read_text())
     assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
     assert found["jobs"] >= 10
+    assert sum(count for outcome, count in found["stock"].items() if outcome.endswith(f": {ANSWERED}")) >= 1
     assert sum(found["faults"].values()) >= 5
 
 
