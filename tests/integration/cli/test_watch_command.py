@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -39,11 +41,21 @@ def watch(api: ApiServer, *words: str) -> Result:
     return CliRunner().invoke(app, ["watch", *words, *url_of(api)])
 
 
+@contextmanager
+def watching(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that watches jobs, for as long as the context."""
+    command = [sys.executable, "-m", "omni_jobs.cli", "watch", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_jobs_are_followed_to_their_ends(api: ApiServer) -> None:
     """A line comes when the change does, also in a pipe."""
     first, second = submitted(api), submitted(api)
-    words = [sys.executable, "-m", "omni_jobs.cli", "watch", first, second, "--json", *url_of(api)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+    with watching(first, second, "--json", *url_of(api)) as command:
         assert command.stdout is not None
         begun = [JobView.model_validate_json(command.stdout.readline()) for _ in range(2)]
         assert {job.id: job.status.value for job in begun} == {first: "queued", second: "queued"}
@@ -62,8 +74,7 @@ def test_its_text_is_told_as_it_grows_over_connections_that_break(api: ApiServer
     job_id = submitted(api)
     with FaultProxy(f"http://{api.host}:{api.port}", http=True) as proxy:
         proxy.set(Fault(cut_answer_after=4_000, times=4))
-        words = [sys.executable, "-m", "omni_jobs.cli", "watch", job_id, "--json", "--url", proxy.url]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        with watching(job_id, "--json", "--url", proxy.url) as command:
             assert command.stdout is not None
             worker = HandWorker(api, job_id)
             worker.complete(worker.claim("first"))
