@@ -125,7 +125,7 @@ def test_a_job_that_has_ended_is_one_line_of_json(api: ApiServer) -> None:
 
 
 def test_a_server_that_is_away_ends_it(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_jobs.client.followed.PAUSES_S", (0.01,))
+    monkeypatch.setattr("omni_jobs.client.repeats.PAUSES_S", (0.01,))
     result = CliRunner().invoke(app, ["watch", "job-1", "job-2", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == Exit.UNREACHABLE
     assert result.stderr.startswith("omni-jobs: no answer from http://127.0.0.1:9/v1/jobs/job-")
