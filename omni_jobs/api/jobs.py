@@ -57,10 +57,7 @@ def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
     What others' work makes of its wait, only operators see finely.
     """
     detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
-    job = services.jobs.get(job_id, caller.sees, detail=detail)
-    if not job.status.is_final:
-        services.jobs.ask_for([job_id])
-    return below(services.settings.root_path, job)
+    return below(services.settings.root_path, services.jobs.get_asked(job_id, caller.sees, detail))
 
 
 Prefer = Annotated[  # for the document; several such headers count as one

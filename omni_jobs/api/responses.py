@@ -173,7 +173,7 @@ async def get_response(
     include_obfuscation: Annotated[bool, Query(description="taken for OpenAI's sake: nothing is obfuscated")] = False,
 ) -> Response:
     """Get a response, whole once its job has completed. With `stream` its events, which any server goes on with."""
-    read = partial(_asked, services, caller, job_id)
+    read = partial(_read, services, caller, job_id, is_asked_for=True)
     if not stream:
         return await services.list_threads.run(caller.sees, lambda: _shown(*read()))
     if request.state.method == "HEAD":  # it would be answered once the stream ends
@@ -247,22 +247,20 @@ def _reader(
     return partial(services.list_threads.run, caller.sees, read, goes_on=True)
 
 
-def _read(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:
-    """Return a response's job as the caller may see it, and its admitted request. Raises NotFound."""
+def _read(
+    services: Services, caller: Caller, job_id: str, *, is_asked_for: bool = False
+) -> tuple[JobView, Mapping[str, Any]]:
+    """Return a response's job as the caller may see it, and its admitted request. Raises NotFound.
+
+    ``is_asked_for``: by a client that comes back for the response.
+    """
+    get = services.jobs.get_asked if is_asked_for else services.jobs.get
     try:
         request = services.jobs.admitted_request(job_id, caller.sees)
         kept_of(request, response_id_of(job_id))
-        return services.jobs.get(job_id, caller.sees), request
+        return get(job_id, caller.sees), request
     except NotFound:
         raise no_response(response_id_of(job_id)) from None
-
-
-def _asked(services: Services, caller: Caller, job_id: str) -> tuple[JobView, Mapping[str, Any]]:
-    """Return the same to a client that comes back for the response."""
-    job, request = _read(services, caller, job_id)
-    if not job.status.is_final:
-        services.jobs.ask_for([job_id])
-    return job, request
 
 
 def _shown(job: JobView, request: Mapping[str, Any]) -> Response:

@@ -38,9 +38,11 @@ from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.read.videos import video_job, video_jobs
+from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.states import JobState
+from omni_jobs.views import JobView
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -170,6 +172,13 @@ class Jobs:
         """Note that somebody asks for these jobs. Write only for abandoned ones, because many ask and few are."""
         if left := self.abandoned(job_ids):
             self._db.run(lambda tx: ask_for(tx, left))
+
+    def get_asked(self, job_id: str, tenant: str | None = None, detail: Detail = Detail.FINE) -> JobView:
+        """Return the view of a job, as ``get`` does, to somebody who asks for the job, so that it goes on."""
+        view, is_left = self._db.read(lambda tx: job_view.view_and_whether_left(tx, job_id, tenant, detail))
+        if is_left and not view.status.is_final:
+            self._db.run(lambda tx: ask_for(tx, [job_id]))
+        return view
 
     def key_of_try(self, tenant: str, request: str, number: int) -> str:
         """Return the idempotency key for a request, as :func:`omni_jobs.jobs.life.first_tries.key_of_try` says."""

@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Text, bindparam, select
+from sqlalchemy import Connection, Text, bindparam, exists, select
 
 from omni_jobs.database.clock import as_datetime, now
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import AnyRow, listed
 from omni_jobs.database.tables import (
     RETRY_TOKEN,
+    AbandonedJobRow,
     ArtifactRow,
     AttemptErrorRow,
     EventRow,
@@ -64,7 +65,8 @@ _SHOWN = (
     JobRow.started_at,
     JobRow.finished_at,
 )
-_JOB = select(*_SHOWN).where(JobRow.id == bindparam("job_id"))
+_IS_LEFT = exists().where(AbandonedJobRow.job_id == JobRow.id).label("is_left")
+_JOB = select(*_SHOWN, _IS_LEFT).where(JobRow.id == bindparam("job_id"))
 _JOB_OF_TENANT = _JOB.where(JobRow.tenant == bindparam("tenant"))
 _REQUEST = select(JobRow.request).where(JobRow.id == bindparam("job_id"))
 _JOBS = select(*_SHOWN).where(one_of(JobRow.id, _ids)).order_by(JobRow.id.desc())
@@ -109,6 +111,17 @@ def job_view(tx: Connection, job_id: str, tenant: str | None = None, detail: Det
     Raises NotFound, also for a job of another tenant than ``tenant`` (None: any).
     """
     return _views(tx, [_row(tx, job_id, tenant)], detail=detail)[0]
+
+
+def view_and_whether_left(
+    tx: Connection, job_id: str, tenant: str | None = None, detail: Detail = Detail.FINE
+) -> tuple[JobView, bool]:
+    """Return what ``job_view`` returns, and whether the job is to be cancelled because its client has left.
+
+    Raises as that does.
+    """
+    row = _row(tx, job_id, tenant)
+    return _views(tx, [row], detail=detail)[0], bool(row.is_left)
 
 
 def owned(tx: Connection, job_id: str, tenant: str | None) -> str:

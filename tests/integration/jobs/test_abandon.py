@@ -1,6 +1,6 @@
 """Jobs whose clients have left, on both databases."""
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import DatabasePresence, Jobs
@@ -29,6 +29,18 @@ def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs
     assert jobs.get(waits).status is JobState.CANCELLED
     assert {jobs.get(each).status for each in (asked, kept, watched)} == {JobState.QUEUED}
     assert not jobs.abandoned([left, waits, watched])
+
+
+def test_who_asks_for_a_job_reads_it_in_one_transaction(jobs: Jobs, database: Database) -> None:
+    left, other = (submit_one(jobs, new_job()).job_id for _ in range(2))
+    jobs.abandon([left])
+    begun: list[str] = []
+    event.listen(database._engine, "begin", lambda connection: begun.append("transaction"))
+    assert jobs.get_asked(other).id == other
+    assert len(begun) == 1
+    assert jobs.get_asked(left, "default").id == left
+    assert len(begun) == 3  # the second of them writes
+    assert not jobs.abandoned([left])
 
 
 def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database) -> None:
