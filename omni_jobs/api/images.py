@@ -131,7 +131,7 @@ async def _submitted(
         return images.answer, images.submissions(sent, size, caller, waiting.idempotency_key)
 
     with in_client_names(names):
-        return await waiting.submitted(caller, body, make)
+        return await waiting.submitted(caller, body, make, more_bytes=size - len(body))
 
 
 async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs) -> Response:

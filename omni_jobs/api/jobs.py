@@ -149,7 +149,9 @@ async def _submitted(
         idempotency_key=idempotency_key,
         expires_in_s=expires_in_s,
     )
-    return await services.intake.submit(await services.lanes.run_parsing([body], parse_body))
+    file_bytes = 0 if prompt_embeds is None else len(prompt_embeds)
+    submission = await services.lanes.run_parsing([body], parse_body, more_bytes=file_bytes)
+    return await services.intake.submit(submission)
 
 
 @router.get("/{job_id}", response_model=JobView, responses={**_A_JOB, **errors(404, 503)})

@@ -90,7 +90,7 @@ async def _submitted(
         asked = TranscriptionRequest.of(form, services.pipelines)
         return asked.answer, [asked.submission(form, caller, waiting.idempotency_key)]
 
-    return await waiting.submitted(caller, form.text_bytes, parse)
+    return await waiting.submitted(caller, form.text_bytes, parse, more_bytes=form.file_bytes)
 
 
 async def _stream(wanted: WantedTranscription, jobs: SubmittedJobs) -> Response:

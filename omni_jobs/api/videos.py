@@ -36,7 +36,7 @@ from omni_jobs.openai.videos.answer import (
 )
 from omni_jobs.openai.videos.request import VideoRequest, body_of_video
 from omni_jobs.pipelines.outputs import output
-from omni_jobs.requests import Submission
+from omni_jobs.requests import Submission, request_digest
 from omni_jobs.requests.json_body import parse_body
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
@@ -92,10 +92,10 @@ async def create_video(
         sent = body.parse()
         asked = VideoRequest.of(sent, services.pipelines)
         names.update(asked.names)
-        return None, [Submission(asked.request, sent, body.size, caller, waiting.idempotency_key)]
+        return None, [Submission(asked.request, request_digest(sent), body.size, caller, waiting.idempotency_key)]
 
     with in_client_names(names):
-        _, jobs = await waiting.submitted(caller, body.text, parse)
+        _, jobs = await waiting.submitted(caller, body.text, parse, more_bytes=body.size - len(body.text))
         [job_id] = jobs.ids
         with made_once(job_id, has_key=jobs.has_key):
             return await run_sync(lambda: _answer(_shown(services, _found(services, job_id, caller))))

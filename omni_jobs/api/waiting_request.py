@@ -4,10 +4,10 @@ submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
 SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, Header, Request, Response
@@ -157,10 +157,11 @@ class WaitingRequest:
         services = self.services
         wanted, submissions = await services.lanes.run_parsing([body], parse, more_bytes=more_bytes)
         path = self.request.scope["route"].path  # the same body asks each route for something else
-        submissions = [replace(each, sent={"path": path, "body": each.sent}) for each in submissions]
+        digest = request_digest({"path": path, "body": submissions[0].digest})
+        submissions = [replace(each, digest=digest) for each in submissions]
         first_try = None
         if self.idempotency_key is None and self.retry_count is not None:
-            first_try = await run_sync(self._first_try, caller, submissions[0].sent, int(self.retry_count))
+            first_try = await run_sync(self._first_try, caller, digest, int(self.retry_count))
             submissions = [
                 replace(each, idempotency_key=f"{first_try.key}#{number}") for number, each in enumerate(submissions)
             ]
@@ -185,9 +186,9 @@ class WaitingRequest:
         self.request.state.when_answered = jobs.end_try
         return wanted, jobs
 
-    def _first_try(self, caller: Caller, sent: Mapping[str, Any], number: int) -> FirstTry:
+    def _first_try(self, caller: Caller, digest: str, number: int) -> FirstTry:
         """Return the key under which the client's first try of this request has submitted, or does."""
-        key = self.services.jobs.key_of_try(caller.tenant, request_digest(sent), number)
+        key = self.services.jobs.key_of_try(caller.tenant, digest, number)
         return FirstTry(key, number)
 
     async def _submit(self, submissions: Sequence[Submission]) -> list[str]:

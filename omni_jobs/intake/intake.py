@@ -38,7 +38,7 @@ from omni_jobs.jobs import Jobs, SubmitResult
 from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
-from omni_jobs.requests import Fork, Submission, request_digest, submission_of
+from omni_jobs.requests import Fork, Submission, submission_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
@@ -132,7 +132,7 @@ class Intake:
         for number, key in keys.items():
             if key in known:
                 job_id, digest = known[key]
-                is_same = digest == await run_sync(request_digest, submissions[number].sent)
+                is_same = digest == submissions[number].digest
                 results[number] = (
                     SubmitResult(job_id, created=False) if is_same else IdempotencyKeyReused(field="Idempotency-Key")
                 )
@@ -226,7 +226,7 @@ class Intake:
         if key not in known:
             return None
         known_id, digest = known[key]
-        if digest != await run_sync(request_digest, fork.sent(job_id)):
+        if digest != fork.digest_of(job_id):
             raise IdempotencyKeyReused(field="Idempotency-Key")
         return SubmitResult(known_id, created=False)
 

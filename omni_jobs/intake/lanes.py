@@ -40,8 +40,8 @@ class Lanes:
     ) -> T:
         """Call ``parse``, on a thread unless these bodies are small, once their lane has room. Return its result.
 
-        It is a door's own first step: what it makes of the bodies are Submissions. ``more_bytes``: how many bytes it
-        works on beside a single body.
+        It is a door's own first step: what it makes of the bodies are Submissions, whose digests it makes as well.
+        ``more_bytes``: how many bytes it works on beside a single body.
         """
         lane = self._lane_of([len(body) + more_bytes for body in bodies])
         if lane is self._small and sum(bodies[0].count(mark) for mark in b",[{") <= _FEW_VALUES:

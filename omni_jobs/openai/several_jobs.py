@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.requests import JobRequest, Submission
+from omni_jobs.requests import JobRequest, Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 
 
@@ -27,4 +27,5 @@ def submissions_of(
 ) -> list[Submission]:
     """Return a submission for each request. ``sent``, of ``size`` bytes, is what was sent for all, with ``key``."""
     keys = [key if key is None or not number else f"{key}#{number}" for number in range(len(requests))]
-    return [Submission(request, sent, size, caller, its_key) for request, its_key in zip(requests, keys, strict=True)]
+    digest = request_digest(sent)
+    return [Submission(request, digest, size, caller, its_key) for request, its_key in zip(requests, keys, strict=True)]

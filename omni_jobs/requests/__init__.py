@@ -7,13 +7,13 @@ The HTTP API and OmniLLM both admit requests here, so both accept and refuse the
 own Submissions: a JobRequest, with Uploads for its media.
 """
 
-from omni_jobs.requests.admission import admit, request_digest
+from omni_jobs.requests.admission import admit
 from omni_jobs.requests.content import links_of
 from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.fork import CHANGEABLE, Fork, admit_fork, parse_fork, submission_of
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.native import parse
-from omni_jobs.requests.submission import Submission
+from omni_jobs.requests.submission import Submission, request_digest
 from omni_jobs.requests.upload import Upload
 
 __all__ = [

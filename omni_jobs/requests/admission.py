@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,7 +18,6 @@ from omni_jobs.prompts.renderers import ParametersRenderer, PromptRenderer, Rend
 from omni_jobs.requests.content import Contents, check_embeds, check_input_pixels, measure
 from omni_jobs.requests.cost import cost_of, estimated_tokens
 from omni_jobs.requests.job_request import JobRequest
-from omni_jobs.requests.json_body import canonical
 from omni_jobs.requests.options import check_token_ids, modalities_of, outputs_of, parameters_of
 from omni_jobs.requests.submission import Submission
 from omni_jobs.requests.tool_use import tool_use_of
@@ -124,7 +122,7 @@ def job_of(
             for each in stages
         ],
         seed=random.getrandbits(63) if request.seed is None else request.seed,  # no secret
-        request_digest=request_digest(submission.sent),
+        request_digest=submission.digest,
         unstored=media,
         metadata=request.metadata or {},
         tenant=submission.caller.tenant,
@@ -231,11 +229,3 @@ def _check_prompt(
         if is_too_long:
             raise InvalidRequest(f"the prompt has {tokens} tokens; the model takes at most {limit}", field="messages")
     return tokens or estimated_tokens(contents.text_bytes, infos)  # models of sounds and pictures count none
-
-
-def request_digest(sent: Mapping[str, Any]) -> str:
-    """Return the digest of what a client sent, by which a submit that is repeated is known."""
-    digest = hashlib.sha256()
-    for piece in canonical(sent):
-        digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"

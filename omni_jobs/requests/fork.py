@@ -19,7 +19,7 @@ from omni_jobs.requests.cost import cost_of
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import parse_body
 from omni_jobs.requests.options import modalities_of
-from omni_jobs.requests.submission import Submission
+from omni_jobs.requests.submission import Submission, request_digest
 from omni_jobs.tenants.caller import ANYONE, Caller
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Fork:
 
     from_stage       this stage and all that follow it run anew
     changes          fields of a JobRequest, those of CHANGEABLE
+    digest           the ``request_digest`` of what the client sent
     size             how many bytes came
     caller           for whom the fork is
     idempotency_key  the caller's name for it
@@ -52,14 +53,15 @@ class Fork:
 
     from_stage: str
     changes: Mapping[str, Any]
+    digest: str
     size: int
     caller: Caller = ANYONE
     idempotency_key: str | None = None
     expires_in_s: float | None = None
 
-    def sent(self, job_id: str) -> dict[str, Any]:
-        """Return what was sent, as JSON: a fork of this job is the same again if it is equal."""
-        return {"fork": job_id, FROM_STAGE: self.from_stage, "changes": dict(self.changes)}
+    def digest_of(self, job_id: str) -> str:
+        """Return the digest of a fork of this job: it is the same again if that is equal."""
+        return request_digest({"fork": job_id, "sent": self.digest})
 
 
 def parse_fork(
@@ -72,6 +74,7 @@ def parse_fork(
 ) -> Fork:
     """Return the fork that a body in JSON is. Raises InvalidRequest and RequestTooLarge naming the field."""
     changes = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
+    digest = request_digest(changes)
     from_stage = changes.pop(FROM_STAGE, None)
     if not isinstance(from_stage, str):
         raise InvalidRequest("the name of a stage is required", field=FROM_STAGE)
@@ -83,7 +86,7 @@ def parse_fork(
             elif name not in ("messages", "model", "prompt_embeds", *_TOOL_USE):
                 problem = "of a fork it stands in stages, by stage"
             raise InvalidRequest(problem, field=name[:64])
-    return Fork(from_stage, changes, len(body), caller, idempotency_key, expires_in_s)
+    return Fork(from_stage, changes, digest, len(body), caller, idempotency_key, expires_in_s)
 
 
 def submission_of(fork: Fork, origin: Origin, pipelines: Pipelines) -> Submission:
@@ -117,7 +120,7 @@ def submission_of(fork: Fork, origin: Origin, pipelines: Pipelines) -> Submissio
             whole[name] = options
     return Submission(
         JobRequest.parse(whole),
-        fork.sent(origin.job_id),
+        fork.digest_of(origin.job_id),
         fork.size,
         fork.caller,
         fork.idempotency_key,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.json_body import parse_body
-from omni_jobs.requests.submission import Submission
+from omni_jobs.requests.submission import Submission, request_digest
 from omni_jobs.requests.upload import Upload
 from omni_jobs.tenants.caller import ANYONE, Caller
 
@@ -40,7 +40,7 @@ def parse(
     if is_given_twice:
         raise InvalidRequest("given twice: in the request, and as a part of the body", field="prompt_embeds")
     size = len(written) + (0 if prompt_embeds is None else len(prompt_embeds))
-    return Submission(request, sent, size, caller, idempotency_key, expires_in_s)
+    return Submission(request, request_digest(sent), size, caller, idempotency_key, expires_in_s)
 
 
 def _as_json(body: Mapping[str, Any]) -> bytes:

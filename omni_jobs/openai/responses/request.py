@@ -11,7 +11,7 @@ from omni_jobs.openai.chat.request import ChatRequest
 from omni_jobs.openai.responses.input import messages_of
 from omni_jobs.openai.responses.parameters import RESPONSES
 from omni_jobs.pipelines.loader import Pipelines
-from omni_jobs.requests import Submission
+from omni_jobs.requests import Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 
 KEPT: Final = "response"
@@ -135,7 +135,7 @@ class ResponseRequest:
         How the answer is sent is no part of it: what broke off as a stream may be asked for whole, with the same key.
         """
         sent = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        return Submission(self.chat.requests[0], sent, size, caller, key, kept=self.kept)
+        return Submission(self.chat.requests[0], request_digest(sent), size, caller, key, kept=self.kept)
 
 
 def kept_of(request: Mapping[str, Any], response_id: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from omni_jobs.openai.asked import one_of, pipeline_of, voice_of, with_parameter
 from omni_jobs.openai.speech.parameters import SPEECH
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.requests import JobRequest, Submission
+from omni_jobs.requests import JobRequest, Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 
 SPEECH_NAMES: Final[Mapping[str, str]] = {
@@ -74,7 +74,7 @@ class SpeechRequest:
     def submission(self, body: Mapping[str, Any], size: int, caller: Caller, key: str | None) -> Submission:
         """Return the submission of the job. ``body``, of ``size`` bytes, is what was sent, with ``key``."""
         sent = {name: value for name, value in body.items() if name != "stream_format"}
-        return Submission(self.request, sent, size, caller, key)
+        return Submission(self.request, request_digest(sent), size, caller, key)
 
 
 def _stages(taken: Mapping[str, Any], pipeline: Pipeline) -> Any:

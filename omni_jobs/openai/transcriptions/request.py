@@ -11,7 +11,7 @@ from omni_jobs.openai.form_body import body_of
 from omni_jobs.openai.transcriptions.parameters import TRANSCRIPTIONS
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.requests import JobRequest, Submission, Upload
+from omni_jobs.requests import JobRequest, Submission, Upload, request_digest
 from omni_jobs.tenants.caller import Caller
 
 TRANSCRIPTION_NAMES: Final[Mapping[str, str]] = {
@@ -96,7 +96,7 @@ class TranscriptionRequest:
         sent: dict[str, Any] = {name: texts for name, texts in form.texts.items() if name != "stream"}
         files = {name: [Upload(data) for data in files] for name, files in form.files.items()}
         size = len(form.text_bytes) + form.file_bytes
-        return Submission(self.request, sent | files, size, caller, key)
+        return Submission(self.request, request_digest(sent | files), size, caller, key)
 
 
 def _fields(form: Form) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from omni_jobs.errors import InvalidRequest, MissingScope
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.new_job import NewJob
 from omni_jobs.pipelines.loader import load_pipelines
-from omni_jobs.requests import JobRequest, Submission, Upload, admit, parse
+from omni_jobs.requests import JobRequest, Submission, Upload, admit, parse, request_digest
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Caller
 from tests.oracles import samples
@@ -37,7 +37,7 @@ def admitted(submission: Submission, wall: MediaWall) -> NewJob:
 
 
 def submitted(sent: dict[str, Any]) -> Submission:
-    return Submission(JobRequest.parse(sent), sent, len(PICTURE))
+    return Submission(JobRequest.parse(sent), request_digest(sent), len(PICTURE))
 
 
 def test_bytes_are_admitted_as_their_base64_is(wall: MediaWall) -> None:
@@ -62,8 +62,8 @@ def test_bytes_that_are_no_picture_are_refused_by_name(wall: MediaWall, data: by
 
 
 def test_who_may_not_have_high_priority_is_refused_before_the_media_are_decoded() -> None:
-    high = Submission(JobRequest.parse({**of_bytes(PICTURE), "priority": "high"}), {}, 0, Caller(scopes=frozenset()))
-    twice = Submission(JobRequest.parse({**of_bytes(PICTURE), "expires_at": 1e9}), {}, 0, expires_in_s=60)
+    high = Submission(JobRequest.parse({**of_bytes(PICTURE), "priority": "high"}), "d", 0, Caller(scopes=frozenset()))
+    twice = Submission(JobRequest.parse({**of_bytes(PICTURE), "expires_at": 1e9}), "d", 0, expires_in_s=60)
     with MediaWall(Settings()) as untouched:
         for submission, field in ((high, "priority"), (twice, "expires_at")):
             with pytest.raises((InvalidRequest, MissingScope)) as refused:
