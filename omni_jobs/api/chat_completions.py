@@ -55,7 +55,7 @@ async def create_chat_completion(
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes
     on. With `stream` the text comes as it grows.
     """
-    waiting.check_room(caller)
+    waiting.reserve(caller)
     wanted, jobs = await _submitted(caller, request, services, waiting)
     answer = await (_stream(wanted, jobs) if wanted.stream else jobs.answer(partial(_whole, wanted, jobs)))
     return with_ignored(answer, wanted.ignored)
@@ -84,12 +84,12 @@ async def _stream(wanted: WantedAnswer, jobs: SubmittedJobs) -> Response:
         jobs.see,
         partial(_streamed, jobs),
         jobs.leave,
-        jobs.caller.sees,
+        jobs.place,
         stage=wanted.text_stage,
         include_usage=wanted.include_usage,
     )
     with made_once(jobs.ids[0], has_key=jobs.has_key):
-        return await answer_with(stream.chunks(jobs.ids, jobs.connection), stream.ping)
+        return await answer_with(stream.chunks(jobs.ids), stream.ping)
 
 
 def _whole(wanted: WantedAnswer, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:

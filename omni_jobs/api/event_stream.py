@@ -25,12 +25,11 @@ from omni_jobs.database.tables import decode_json, encode_json
 from omni_jobs.errors import InvalidRequest, OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.large_event import LargeEvent, line_event
-from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs, RunGlance
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import EventView, JobView
 from omni_jobs.watch.new_text import NewText
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 # Watch.release ends the streams of its server; the library would end those of all servers in the process.
 AppStatus.enable_automatic_graceful_drain = False
@@ -79,18 +78,21 @@ class EventStream:
         watch: Watch,
         see: Callable[[], JobView],
         tenant: str | None,
+        place: WatchPlace,
         *,
         after: int = 0,
         places: Mapping[str, TextPlace] | None = None,
     ) -> None:
         """``see`` reads the job as the client may see it; ``tenant`` is whom it ``sees``.
 
+        ``place`` is the client's among those that watch.
         ``after`` is the number of the last kept event that the client has, and ``places`` say what texts it has.
         """
         self._jobs = jobs
         self._watch = watch
         self._see = see
         self._tenant = tenant
+        self._place = place
         self._after = after
         self._places = places or {}
         self._runs: dict[str, _Told] = {}
@@ -98,13 +100,13 @@ class EventStream:
         self._state: JobState | None = None
         self._has_end = False
 
-    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def events(self) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events until the job's end. End early, without it, if the server stops or the client has left.
 
-        The first step raises NotFound, and ServerBusy if too many watch. A later error is the last event.
+        The first step raises NotFound. A later error is the last event.
         """
         job, begin = await run_sync(self._begin)
-        changes = self._watch.changes(job.id, self._tenant, connection, with_runs=True)
+        changes = self._watch.changes(job.id, self._place, with_runs=True)
         async with aclosing(changes):
             glance = await anext(changes, None)
             yield begin

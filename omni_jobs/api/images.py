@@ -71,7 +71,7 @@ async def generate_images(caller: Submitter, request: Request, waiting: WaitingR
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes on. With
     `stream` previews come while a picture is drawn.
     """
-    waiting.check_room(caller)
+    waiting.reserve(caller)
     return await _answer(request, *await _generation(caller, request, waiting))
 
 
@@ -83,7 +83,7 @@ async def generate_images(caller: Submitter, request: Request, waiting: WaitingR
 )
 async def edit_images(caller: Submitter, request: Request, waiting: WaitingRequestDep) -> Response:
     """Make pictures of others: submit a job for each, and answer once they have completed, as for generations."""
-    waiting.check_room(caller)
+    waiting.reserve(caller)
     return await _answer(request, *await _edit(caller, request, waiting))
 
 
@@ -144,11 +144,11 @@ async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs)
                 jobs.services.watch,
                 partial(_streamed, jobs),
                 jobs.leave,
-                jobs.caller.sees,
+                jobs.place,
                 wanted,
             )
             with made_once(jobs.ids[0], has_key=jobs.has_key):
-                answer = await answer_with(stream.events(jobs.ids, jobs.connection))
+                answer = await answer_with(stream.events(jobs.ids))
     return with_ignored(answer, wanted.ignored)
 
 

@@ -20,6 +20,7 @@ from omni_jobs.api.job_filters import (
 )
 from omni_jobs.api.needs import Reader, Submitter, Viewer
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.until_answered import UntilAnswered
 from omni_jobs.http.body_reader import read_body, read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.path_prefix import below
@@ -355,6 +356,7 @@ async def list_events(
     job_id: JobId,
     request: Request,
     services: ServicesDep,
+    until_answered: UntilAnswered,
     starting_after: Annotated[
         int, Query(ge=0, le=2**31 - 1, description="the id of an event: those after it"), WholeNumber
     ] = 0,
@@ -380,15 +382,17 @@ async def list_events(
     if request.state.method == "HEAD":  # it would be answered once the stream ends
         await run_sync(services.jobs.get, job_id, caller.sees)
         return Response(media_type="text/event-stream")
+    connection = request.scope["state"].get("connection")
     stream = EventStream(
         services.jobs,
         services.watch,
         partial(_seen, services, caller, job_id),
         caller.sees,
+        until_answered.enter_context(services.watch.reserve(caller.sees, connection)),
         after=after,
         places={place.stage: place for place in places},
     )
-    return await answer_with(stream.events(request.scope["state"].get("connection")))
+    return await answer_with(stream.events())
 
 
 def _events(services: Services, caller: Caller, job_id: str, after: int) -> Response:

@@ -12,6 +12,7 @@ from omni_jobs.api import cancelled_job
 from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.until_answered import UntilAnswered
 from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.body_reader import read_json
@@ -110,7 +111,7 @@ async def _submitted(
 
     sent = await services.lanes.run_parsing([body], read)
     if sent.get("stream") is True or sent.get("background") is not True:
-        waiting.check_room(caller)
+        waiting.reserve(caller)
     earlier: list[dict[str, Any]] = []
     more_bytes = 0  # of these, for which the request waits as if it had sent them
     if sent.get(FIELD) is not None:
@@ -145,11 +146,11 @@ async def _streamed(wanted: WantedResponse, jobs: SubmittedJobs) -> Response:
         jobs.services.jobs,
         jobs.services.watch,
         _reader(jobs.services, jobs.caller, partial(_read, jobs.services, jobs.caller, jobs.ids[0])),
-        jobs.caller.sees,
+        jobs.place,
         leave=None if wanted.background else jobs.leave,
     )
     with made_once(jobs.ids[0], has_key=jobs.has_key):
-        return await answer_with(stream.events(jobs.connection))
+        return await answer_with(stream.events())
 
 
 def _whole(jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
@@ -163,6 +164,7 @@ async def get_response(
     job_id: ResponseJobId,
     request: Request,
     services: ServicesDep,
+    until_answered: UntilAnswered,
     include: Include = None,
     stream: Annotated[bool, Query(description="stream the events that come after `starting_after`")] = False,
     starting_after: Annotated[
@@ -179,10 +181,12 @@ async def get_response(
     if request.state.method == "HEAD":  # it would be answered once the stream ends
         await services.list_threads.run(caller.sees, read)
         return Response(media_type="text/event-stream")
-    events = ResponseStream(
-        services.jobs, services.watch, _reader(services, caller, read), caller.sees, after=starting_after
+    place = services.watch.reserve(caller.sees, request.scope["state"].get("connection"))
+    until_answered.enter_context(place)
+    reader = _reader(services, caller, read)
+    return await answer_with(
+        ResponseStream(services.jobs, services.watch, reader, place, after=starting_after).events()
     )
-    return await answer_with(events.events(request.scope["state"].get("connection")))
 
 
 @router.post("/{response_id}/cancel", response_model=ModelResponse, responses=errors(400, 404, 503))

@@ -61,7 +61,7 @@ async def create_speech(
 
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes on.
     """
-    waiting.check_room(caller)
+    waiting.reserve(caller)
     with in_client_names(SPEECH_NAMES):
         wanted, jobs = await _submitted(caller, request, services, waiting)
         answer = await jobs.answer(partial(_spoken, wanted, jobs))

@@ -73,7 +73,7 @@ async def create_transcription(
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes
     on. With `stream` the text comes as it grows.
     """
-    waiting.check_room(caller)
+    waiting.reserve(caller)
     with in_client_names(TRANSCRIPTION_NAMES):
         wanted, jobs = await _submitted(caller, request, services, waiting)
         answer = await (_stream(wanted, jobs) if wanted.stream else jobs.answer(partial(_whole, wanted, jobs)))
@@ -96,9 +96,9 @@ async def _submitted(
 async def _stream(wanted: WantedTranscription, jobs: SubmittedJobs) -> Response:
     """Return the answer that streams the text. Raises JobFailure for an error that comes before its first event."""
     services = jobs.services
-    stream = TranscriptionStream(services.jobs, services.watch, jobs.see, jobs.leave, jobs.caller.sees, wanted)
+    stream = TranscriptionStream(services.jobs, services.watch, jobs.see, jobs.leave, jobs.place, wanted)
     with made_once(jobs.ids[0], has_key=jobs.has_key):
-        return await answer_with(stream.events(jobs.ids[0], jobs.connection))
+        return await answer_with(stream.events(jobs.ids[0]))
 
 
 def _whole(wanted: WantedTranscription, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:

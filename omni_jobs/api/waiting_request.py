@@ -1,29 +1,33 @@
 """``WaitingRequest``: a request that submits jobs and waits for them, whatever its form. It is a route's dependency.
 
+reserve(caller) → the request's place among those that wait
 submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
 SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Final, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, Header, Request, Response
 
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.until_answered import UntilAnswered
 from omni_jobs.errors import Gone, OmniJobsError, ServerBusy, StillRunning
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.places import Connection
 from omni_jobs.http.request_parameters import idempotency_key_header
 from omni_jobs.jobs import FirstTry, StoredArtifact, SubmitResult
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
-from omni_jobs.openai.waiting import wait_for_ends, wait_limit_s
+from omni_jobs.openai.waiting import wait_limit_s
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.requests import Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
+from omni_jobs.watch.watch import WatchPlace
 
 WAITING_ERRORS: Final = errors(400, 403, 404, 408, 409, 410, 413, 415, 429, 500, 503, 504)
 """The errors that a route of a ``WaitingRequest`` may answer."""
@@ -39,11 +43,13 @@ class SubmittedJobs:
     ids        of one job at least
     has_key    whether the same request, sent again, gives these jobs again
     first_try  what stands for the client's own key, where it gave none
+    reserve    reserves the request's place among those that wait, unless it has one
     """
 
     ids: Sequence[str]
     has_key: bool
     first_try: FirstTry | None
+    reserve: Callable[[], WatchPlace]
     services: Services
     caller: Caller
     connection: Connection | None
@@ -58,7 +64,8 @@ class SubmittedJobs:
         """
         watch = self.services.watch
         with made_once(self.ids[0], has_key=self.has_key):
-            await wait_for_ends(watch, self.ids, self.within_s, self.caller.sees, self.connection)
+            with self.place:
+                await watch.until_all_ended(self.ids, self.within_s, self.place)
             try:
                 return await self.on_artifact_thread(lambda: read(self._completed()))
             except JobFailure as failure:
@@ -76,6 +83,11 @@ class SubmittedJobs:
         ``goes_on``: it belongs to an answer that has begun. Else it raises ServerBusy if too many of the tenant wait.
         """
         return await self.services.artifact_threads.run(self.caller.sees, work, goes_on=goes_on)
+
+    @property
+    def place(self) -> WatchPlace:
+        """The request's place among those that wait."""
+        return self.reserve()
 
     @property
     def has_left(self) -> bool:
@@ -114,31 +126,33 @@ class SubmittedJobs:
         return jobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitingRequest:
     """A request that submits jobs and waits for them."""
 
     request: Request
-    services: ServicesDep
-    idempotency_key: Annotated[
-        str | None, idempotency_key_header(240, "the same key and body give the answer of the same job again")
-    ] = None
-    read_timeout: Annotated[
-        str | None, Header(alias="x-stainless-read-timeout", description="the seconds for which the client waits")
-    ] = None
-    timeout: Annotated[str | None, Header(alias="x-stainless-timeout", description="the same, of npm's client")] = None
-    retry_count: Annotated[
-        str | None,
-        Header(
-            alias="x-stainless-retry-count",
-            pattern="^[0-9]{1,4}$",
-            description="how often the client has sent the request before; the first try's job is found again",
-        ),
-    ] = None
+    services: Services
+    until_answered: ExitStack
+    idempotency_key: str | None
+    timeouts: Sequence[str | None]
+    retry_count: str | None
+    _place: WatchPlace | None = field(default=None, init=False)
 
-    def check_room(self, caller: Caller) -> None:
-        """Raise ServerBusy while as many requests wait as may, so that nothing is read or made for one more."""
-        self.services.watch.check_room(caller.sees)
+    @property
+    def connection(self) -> Connection | None:
+        """The client's connection."""
+        found: Connection | None = self.request.scope["state"].get("connection")
+        return found
+
+    def reserve(self, caller: Caller) -> WatchPlace:
+        """Reserve a place among the requests that wait, until the answer was sent, unless this one has one already.
+
+        Raises ServerBusy while as many wait as may, so that nothing is read or made for one more.
+        """
+        if self._place is None:
+            place = self.services.watch.reserve(caller.sees, self.connection)
+            self._place = self.until_answered.enter_context(place)
+        return self._place
 
     async def submitted(
         self,
@@ -178,10 +192,11 @@ class WaitingRequest:
             ids=ids,
             has_key=self.idempotency_key is not None or first_try is not None,
             first_try=first_try,
+            reserve=partial(self.reserve, caller),
             services=services,
             caller=caller,
-            connection=self.request.scope["state"].get("connection"),
-            within_s=wait_limit_s(services.settings.wait_limit_s, [self.read_timeout, self.timeout]),
+            connection=self.connection,
+            within_s=wait_limit_s(services.settings.wait_limit_s, self.timeouts),
         )
         self.request.state.when_answered = jobs.end_try
         return wanted, jobs
@@ -205,7 +220,31 @@ class WaitingRequest:
         return [result.job_id for result in made]
 
 
-WaitingRequestDep = Annotated[WaitingRequest, Depends()]
+async def _waiting_request(  # async, because FastAPI calls other functions on a thread
+    request: Request,
+    services: ServicesDep,
+    until_answered: UntilAnswered,
+    idempotency_key: Annotated[
+        str | None, idempotency_key_header(240, "the same key and body give the answer of the same job again")
+    ] = None,
+    read_timeout: Annotated[
+        str | None, Header(alias="x-stainless-read-timeout", description="the seconds for which the client waits")
+    ] = None,
+    timeout: Annotated[str | None, Header(alias="x-stainless-timeout", description="the same, of npm's client")] = None,
+    retry_count: Annotated[
+        str | None,
+        Header(
+            alias="x-stainless-retry-count",
+            pattern="^[0-9]{1,4}$",
+            description="how often the client has sent the request before; the first try's job is found again",
+        ),
+    ] = None,
+) -> WaitingRequest:
+    timeouts = (read_timeout, timeout)
+    return WaitingRequest(request, services, until_answered, idempotency_key, timeouts, retry_count)
+
+
+WaitingRequestDep = Annotated[WaitingRequest, Depends(_waiting_request)]
 
 
 def with_ignored(answer: Response, ignored: Sequence[str]) -> Response:

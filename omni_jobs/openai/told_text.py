@@ -5,11 +5,10 @@ from contextlib import aclosing
 from typing import Final
 
 from omni_jobs.errors import TextChanged
-from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
 from omni_jobs.states import StageRunState
 from omni_jobs.watch.new_text import NewText
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 MOST_CHARS: Final = 16_384
 """The characters that one event of a stream has at most."""
@@ -61,17 +60,15 @@ async def grown_text(
     job_id: str,
     stage: str | None,
     told: ToldText,
-    tenant: str | None,
-    connection: Connection | None,
+    place: WatchPlace,
 ) -> AsyncGenerator[str, None]:
     """Yield what the text of a job's ``stage`` has grown by, and add it to ``told``, until the job has ended.
 
-    The first is "", once the job is watched: that step raises ServerBusy if too many watch. It ends for all reasons for
-    which ``Watch.changes`` ends, and raises TextChanged where an attempt writes another text than was told. ``stage``
-    None: no text is told.
+    The first is "", once the job is watched. It ends for all reasons for which ``Watch.changes`` ends, and raises
+    TextChanged where an attempt writes another text than was told. ``stage`` None: no text is told.
     """
     texts = NewText(jobs, watch, job_id)
-    changes = watch.changes(job_id, tenant, connection, with_runs=True)
+    changes = watch.changes(job_id, place, with_runs=True)
     async with aclosing(changes):
         glance = await anext(changes, None)
         yield ""

@@ -4,8 +4,10 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Self
 
 from anyio.to_thread import run_sync
 
@@ -61,10 +63,38 @@ class _Watcher:
         return glance
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class WatchPlace:
+    """A request's place among those that watch jobs. The request watches one job after the other, and releases it.
+
+    tenant      for which the request counts; None: it counts among all alone
+    connection  of its client
+    """
+
+    tenant: str | None
+    connection: Connection | None
+    _give_back: Callable[["WatchPlace"], None]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its client has closed the connection."""
+        return self.connection is not None and self.connection.has_left
+
+    def release(self) -> None:
+        """Give the place to others. It may be released already."""
+        self._give_back(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
 class Watch:
     """Polls the database while requests watch jobs. For one event loop.
 
-    A request that watches keeps its connection, so those of all, and those of a tenant, are bounded.
+    A request that watches keeps its connection, so the places of all, and those of a tenant, are bounded.
     """
 
     def __init__(
@@ -77,7 +107,7 @@ class Watch:
     ) -> None:
         """``jobs`` are asked by a thread with each poll. ``clock`` returns seconds.
 
-        At most ``most`` requests watch at once, and ``most_per_tenant`` of one tenant.
+        At most ``most`` requests have a place at once, and ``most_per_tenant`` of one tenant.
         """
         self._jobs = jobs
         self._texts = SeenTexts(jobs.text_pieces)
@@ -86,52 +116,62 @@ class Watch:
         self._clock = clock
         self._most = most
         self._most_per_tenant = most_per_tenant
-        self._of_tenants: Counter[str] = Counter()  # the watchers
+        self._places: set[WatchPlace] = set()
+        self._of_tenants: Counter[str] = Counter()  # the places
         self._watchers: dict[_Watcher, None] = {}
         self._released = False
         self._polls: asyncio.Task[None] | None = None
 
-    def check_room(self, counts_for: str | None = None) -> None:
-        """Raise ServerBusy if too many watch, or too many for the tenant, so that nothing is begun that needs one."""
-        if self._is_full_for(counts_for):
+    def reserve(self, counts_for: str | None = None, connection: Connection | None = None) -> WatchPlace:
+        """Return a place among the requests that watch, for one of this tenant and connection. Release it.
+
+        Raises ServerBusy if there are too many, or too many of the tenant, so that nothing is begun that needs one.
+        """
+        is_full = counts_for is not None and self._of_tenants[counts_for] >= self._most_per_tenant
+        if is_full or len(self._places) >= self._most:
             raise ServerBusy("as many requests watch jobs as may do so")
+        place = WatchPlace(counts_for, connection, self._give_back)
+        self._places.add(place)
+        if counts_for is not None:
+            self._of_tenants[counts_for] += 1
+        return place
 
     async def until_ended(
         self, job_id: str, within_s: float, counts_for: str | None = None, connection: Connection | None = None
     ) -> bool:
-        """Wait until the job has ended or is gone, ``within_s`` at the longest.
+        """Wait until the job has ended, as ``until_all_ended`` does, in a place that is reserved for that long.
+
+        Return False at once if there is none as well.
+        """
+        with suppress(ServerBusy), self.reserve(counts_for, connection) as place:
+            return await self.until_all_ended([job_id], within_s, place)
+        return False
+
+    async def until_all_ended(self, job_ids: Iterable[str], within_s: float, place: WatchPlace) -> bool:
+        """Wait until these jobs have ended or are gone, ``within_s`` at the longest.
 
         Return early, with True, for all reasons for which ``changes`` ends. Return False at once if the client has left
-        already, the server stops, or too many watch.
+        already, or the server stops.
         """
-        if self._is_over_for(connection) or self._is_full_for(counts_for):
+        if self._is_over_for(place):
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                async for _ in self.changes(job_id, counts_for, connection):
-                    pass
+                for job_id in job_ids:
+                    async for _ in self.changes(job_id, place):
+                        pass
         return True
 
-    async def changes(
-        self,
-        job_id: str,
-        counts_for: str | None = None,
-        connection: Connection | None = None,
-        *,
-        with_runs: bool = False,
-    ) -> AsyncGenerator[Glance, None]:
+    async def changes(self, job_id: str, place: WatchPlace, *, with_runs: bool = False) -> AsyncGenerator[Glance, None]:
         """Yield the job as the next poll finds it, and then each time that it has changed, until it has ended.
 
         ``with_runs``: also when one of its stage runs has changed, or the progress of one that runs. Whoever is slow to
         take a glance gets the newest next. While the database does not answer, nothing comes. End early if the job is
-        gone or the server stops. End where the client of the ``connection`` has left, so that its place is free for
-        others. The first step raises ServerBusy if too many watch, or too many for the tenant that it ``counts_for``
-        (None: it counts among all alone).
+        gone or the server stops. End where the client of the place's connection has left.
         """
-        if self._is_over_for(connection):
+        if self._is_over_for(place):
             return
-        self.check_room(counts_for)
-        with self._watching(_Watcher(job_id, with_runs), counts_for, connection) as watcher:
+        with self._watching(_Watcher(job_id, with_runs), place.connection) as watcher:
             while (glance := await watcher.next()) is not None:
                 yield glance
 
@@ -150,19 +190,22 @@ class Watch:
         """Whether the server stops."""
         return self._released
 
-    def _is_over_for(self, connection: Connection | None) -> bool:
-        return self._released or (connection is not None and connection.has_left)
+    def _is_over_for(self, place: WatchPlace) -> bool:
+        return self._released or place.has_left
 
-    def _is_full_for(self, tenant: str | None) -> bool:
-        is_full = tenant is not None and self._of_tenants[tenant] >= self._most_per_tenant
-        return is_full or len(self._watchers) >= self._most
+    def _give_back(self, place: WatchPlace) -> None:
+        if place not in self._places:
+            return
+        self._places.remove(place)
+        if place.tenant is not None:
+            self._of_tenants[place.tenant] -= 1
+            if not self._of_tenants[place.tenant]:
+                del self._of_tenants[place.tenant]
 
     @contextmanager
-    def _watching(self, watcher: _Watcher, tenant: str | None, connection: Connection | None) -> Iterator[_Watcher]:
+    def _watching(self, watcher: _Watcher, connection: Connection | None) -> Iterator[_Watcher]:
         """Within the context the watcher is shown what polls find."""
         self._watchers[watcher] = None
-        if tenant is not None:
-            self._of_tenants[tenant] += 1
         if connection is not None:
             connection.when_left = watcher.end
         if self._polls is None or self._polls.done():
@@ -173,10 +216,6 @@ class Watch:
             if connection is not None:
                 connection.when_left = None
             del self._watchers[watcher]
-            if tenant is not None:
-                self._of_tenants[tenant] -= 1
-                if not self._of_tenants[tenant]:
-                    del self._of_tenants[tenant]
 
     async def _poll(self) -> None:
         pause = _PAUSE_S

@@ -18,7 +18,6 @@ from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
-from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Jobs
 from omni_jobs.openai.chat.answer import (
     ChatAudio,
@@ -32,7 +31,7 @@ from omni_jobs.openai.chat.answer import (
 from omni_jobs.openai.job_errors import JobFailure, check_completed
 from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_of
 from omni_jobs.views import JobView
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 _SOUND_CHARS: Final = 256 << 10  # of one chunk: a multiple of 4, so that each is base64 by itself
 
@@ -55,38 +54,36 @@ class ChatStream:
         see: Callable[[str], JobView],
         sound: Callable[[JobView], Awaitable[StreamedSound | None]],
         leave: Callable[[], None],
-        tenant: str | None,
+        place: WatchPlace,
         *,
         stage: str,
         include_usage: bool,
     ) -> None:
         """``see`` reads a job, on a thread, and ``sound`` what a completed one has made of sound.
 
-        ``leave`` is called where the client leaves before the end. ``stage`` makes the text. ``tenant`` is the one for
-        which the client counts among those that watch.
+        ``leave`` is called where the client leaves before the end. ``stage`` makes the text. ``place`` is the client's
+        among those that watch.
         """
         self._jobs = jobs
         self._watch = watch
         self._see = see
         self._sound = sound
         self._leave = leave
-        self._tenant = tenant
+        self._place = place
         self._stage = stage
         self._include_usage = include_usage
         self._head: dict[str, Any] = {}
         self._tells_text = True  # the stage may run for the sound's sake alone
         self._has_ended = False  # its last event is told, or an error in place of its first
 
-    async def chunks(
-        self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    async def chunks(self, job_ids: Sequence[str]) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield the chunks of the completion that these jobs make, a choice each.
 
-        The first step raises ServerBusy if too many watch, and what the read of a job raises. A later error is the last
-        event. End early, without a last event, if the client has left.
+        The first step raises what the read of a job raises. A later error is the last event. End early, without a last
+        event, if the client has left.
         """
         try:
-            async with aclosing(self._all(job_ids, connection)) as chunks:
+            async with aclosing(self._all(job_ids)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:  # it may be cancelled or closed at any chunk
@@ -100,9 +97,7 @@ class ChatStream:
         """
         return str(self._chunk(0, {}).data)
 
-    async def _all(
-        self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _all(self, job_ids: Sequence[str]) -> AsyncGenerator[ServerSentEvent, None]:
         ended: list[JobView] = []
         job_id = job_ids[0]
         has_begun = False
@@ -111,11 +106,11 @@ class ChatStream:
             self._head = head_of(job) | {"object": "chat.completion.chunk"}
             self._tells_text = "text" in job.modalities
             for index, job_id in enumerate(job_ids):
-                async with aclosing(self._choice(index, job_id, connection, ended)) as choice:
+                async with aclosing(self._choice(index, job_id, ended)) as choice:
                     async for chunk in choice:
                         yield chunk
                         has_begun = True
-                if connection is not None and connection.has_left:
+                if self._place.has_left:
                     return
             if self._include_usage:
                 usage = usage_of(ended, self._stage)
@@ -131,13 +126,11 @@ class ChatStream:
                 raise
             yield _error(error, job_id)
 
-    async def _choice(
-        self, index: int, job_id: str, connection: Connection | None, ended: list[JobView]
-    ) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _choice(self, index: int, job_id: str, ended: list[JobView]) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield the chunks of one choice, and add its job to ``ended``. Raises JobFailure, and what its read raises."""
         told = ToldText()
         stage = self._stage if self._tells_text else None
-        grown = grown_text(self._jobs, self._watch, job_id, stage, told, self._tenant, connection)
+        grown = grown_text(self._jobs, self._watch, job_id, stage, told, self._place)
         async with aclosing(grown):
             await anext(grown)
             yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -145,7 +138,7 @@ class ChatStream:
                 for part in parts_of(text, MOST_CHARS):
                     yield self._chunk(index, {"content": part})
         job = await run_sync(self._see, job_id)
-        if connection is not None and connection.has_left and not job.status.is_final:
+        if self._place.has_left and not job.status.is_final:
             return
         check_completed(job)
         for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):

@@ -18,13 +18,12 @@ from sse_starlette import ServerSentEvent
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.large_event import LargeEvent
-from omni_jobs.http.places import Connection
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.images.answer import picture_usage
 from omni_jobs.openai.images.request import WantedPictures
 from omni_jobs.openai.job_errors import JobFailure
 from omni_jobs.views import JobView, ProgressView
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 _PREVIEW = re.compile(r"data:image/([a-z]+);base64,")
 
@@ -69,49 +68,43 @@ class ImageStream:
         watch: Watch,
         read: Callable[[str], Awaitable[StreamedPicture]],
         leave: Callable[[], None],
-        tenant: str | None,
+        place: WatchPlace,
         wanted: WantedPictures,
     ) -> None:
         """``read`` gives the picture of a job that has ended. It raises JobFailure unless the job has completed.
 
-        ``leave`` is called if the client leaves before the end. ``tenant`` is whom the client ``sees``.
+        ``leave`` is called if the client leaves before the end. ``place`` is the client's among those that watch.
         """
         self._watch = watch
         self._read = read
         self._leave = leave
-        self._tenant = tenant
+        self._place = place
         self._wanted = wanted
-        self._has_ended = False  # its last event is told, or an error in place of its first
+        self._has_ended = False  # its last event is told
 
-    async def events(
-        self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def events(self, job_ids: Sequence[str]) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events of the pictures that these jobs make.
 
-        The first step raises ServerBusy if too many watch, and what the read of a job raises. A later error is the last
-        event; one within a picture breaks the stream off. End early, without a last event, if the client has left.
+        The first is a comment, and an error is the last; one within a picture breaks the stream off. End early, without
+        a last event, if the client has left.
         """
         try:
-            async with aclosing(self._all(job_ids, connection)) as events:
+            async with aclosing(self._all(job_ids)) as events:
                 async for event in events:
                     yield event
         finally:  # it may be cancelled or closed at any event
             if not self._has_ended:
                 self._leave()
 
-    async def _all(
-        self, job_ids: Sequence[str], connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def _all(self, job_ids: Sequence[str]) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         job_id = job_ids[0]
-        has_begun = False
         try:
             with in_client_names(self._wanted.names):
                 for job_id in job_ids:
-                    async with aclosing(self._previews(job_id, connection)) as previews:
+                    async with aclosing(self._previews(job_id)) as previews:
                         async for event in previews:
                             yield event
-                            has_begun = True
-                    if connection is not None and connection.has_left:
+                    if self._place.has_left:
                         return
                     completed = self._completed(await self._read(job_id))
                     self._has_ended = job_id == job_ids[-1]
@@ -121,16 +114,12 @@ class ImageStream:
             yield _error(failure.error, failure.job_id, failure.status)
         except OmniJobsError as error:
             self._has_ended = True
-            if not has_begun:
-                raise
             yield _error(error, job_id)
 
-    async def _previews(
-        self, job_id: str, connection: Connection | None
-    ) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def _previews(self, job_id: str) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield a comment, with which the answer begins, and previews until the job has ended."""
         chosen = ChosenPreviews(self._wanted.partial_images)
-        changes = self._watch.changes(job_id, self._tenant, connection, with_runs=True)
+        changes = self._watch.changes(job_id, self._place, with_runs=True)
         async with aclosing(changes):
             glance = await anext(changes, None)
             yield ServerSentEvent(comment=f"job {job_id}")

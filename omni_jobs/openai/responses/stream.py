@@ -20,7 +20,6 @@ from sse_starlette import ServerSentEvent
 from omni_jobs.errors import OmniJobsError, TextChanged
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.large_event import LargeEvent, line_event
-from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Glance, Jobs
 from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.job_errors import error_of
@@ -53,7 +52,7 @@ from omni_jobs.openai.responses.told_message import Closed, ToldMessage, known_t
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView
 from omni_jobs.watch.new_text import NewText
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 _CHARS_OF_DELTA = 16_384
 
@@ -74,20 +73,20 @@ class ResponseStream:
         jobs: Jobs,
         watch: Watch,
         read: Callable[[], Awaitable[tuple[JobView, Mapping[str, Any]]]],
-        tenant: str | None,
+        place: WatchPlace,
         *,
         after: int = -1,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """``read`` reads the job as the client may see it, who counts for the ``tenant``, and its admitted request.
+        """``read`` reads the job as the client may see it, and its admitted request.
 
-        ``after`` is the number of the last event that the client has; -1: it has none. ``leave`` is called if the
-        stream ends before the response does.
+        ``place`` is the client's among those that watch. ``after`` is the number of the last event that the client has;
+        -1: it has none. ``leave`` is called if the stream ends before the response does.
         """
         self._jobs = jobs
         self._watch = watch
         self._read = read
-        self._tenant = tenant
+        self._place = place
         self._leave = leave
         self._last = after  # the number of the last event that the client has
         self._has_ended = False
@@ -97,15 +96,14 @@ class ResponseStream:
         self._has_told = False  # a part of the message that is open
         self._is_whole = False  # the attempt has succeeded, and its text was seen to the end
 
-    async def events(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def events(self) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         """Yield the events that the client does not have, up to the response's end. End early if the client has left.
 
-        The first is a comment, because there may be nothing to tell for long. The first step raises NotFound, and
-        ServerBusy if too many watch. A later error is the last event; it has the number of the event before it, so that
-        the stream may be taken up there.
+        The first is a comment, because there may be nothing to tell for long. The first step raises NotFound. A later
+        error is the last event; it has the number of the event before it, so that the stream may be taken up there.
         """
         try:
-            async with aclosing(self._all(connection)) as events:
+            async with aclosing(self._all()) as events:
                 try:
                     first = await anext(events)
                 except OmniJobsError:
@@ -118,10 +116,10 @@ class ResponseStream:
             if not self._has_ended and self._leave is not None:
                 self._leave()
 
-    async def _all(self, connection: Connection | None) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
+    async def _all(self) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         job, request = await self._read()
         self._stage = stage_of(job, request)
-        changes = self._watch.changes(job.id, self._tenant, connection, with_runs=True)
+        changes = self._watch.changes(job.id, self._place, with_runs=True)
         async with aclosing(changes):
             glance = await anext(changes, None)
             yield ServerSentEvent(comment="the events of a response")
@@ -142,7 +140,7 @@ class ResponseStream:
                     for event in await self._made(await self._end(job, request)):
                         yield event
                     self._has_ended = True
-                elif connection is None or not connection.has_left:
+                elif not self._place.has_left:
                     raise error_of(job)  # it goes on
             except OmniJobsError as error:
                 self._has_ended = True

@@ -14,7 +14,6 @@ from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.error_answers import shape_of
-from omni_jobs.http.places import Connection
 from omni_jobs.jobs import Jobs
 from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.client_names import rename
@@ -23,7 +22,7 @@ from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_o
 from omni_jobs.openai.transcriptions.answer import token_usage_of, transcription_of
 from omni_jobs.openai.transcriptions.request import TRANSCRIPTION_NAMES, WantedTranscription
 from omni_jobs.views import JobView
-from omni_jobs.watch.watch import Watch
+from omni_jobs.watch.watch import Watch, WatchPlace
 
 
 class TranscriptionStream:
@@ -35,48 +34,45 @@ class TranscriptionStream:
         watch: Watch,
         see: Callable[[str], JobView],
         leave: Callable[[], None],
-        tenant: str | None,
+        place: WatchPlace,
         wanted: WantedTranscription,
     ) -> None:
         """``see`` reads a job, on a thread. ``leave`` is called where the client leaves before the end.
 
-        ``tenant`` is the one for which the client counts among those that watch.
+        ``place`` is the client's among those that watch.
         """
         self._jobs = jobs
         self._watch = watch
         self._see = see
         self._leave = leave
-        self._tenant = tenant
+        self._place = place
         self._wanted = wanted
         self._has_ended = False
 
-    async def events(self, job_id: str, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def events(self, job_id: str) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield the events of a job, the first of which has no text.
 
-        The first step raises ServerBusy if too many watch. A later error is the last event. End early, without a last
-        event, if the client has left.
+        An error is the last. End early, without a last event, if the client has left.
         """
         try:
-            async with aclosing(self._all(job_id, connection)) as events:
+            async with aclosing(self._all(job_id)) as events:
                 async for event in events:
                     yield event
         finally:  # it may be cancelled or closed at any event
             if not self._has_ended:
                 self._leave()
 
-    async def _all(self, job_id: str, connection: Connection | None) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _all(self, job_id: str) -> AsyncGenerator[ServerSentEvent, None]:
         told = ToldText()
-        has_begun = False
-        grown = grown_text(self._jobs, self._watch, job_id, self._wanted.stage, told, self._tenant, connection)
+        grown = grown_text(self._jobs, self._watch, job_id, self._wanted.stage, told, self._place)
         try:
             async with aclosing(grown):
                 yield _delta(await anext(grown))
-                has_begun = True
                 async for text in grown:
                     for part in parts_of(text, MOST_CHARS):
                         yield _delta(part)
             job = await run_sync(self._see, job_id)
-            if connection is not None and connection.has_left and not job.status.is_final:
+            if self._place.has_left and not job.status.is_final:
                 return
             check_completed(job)
             for part in parts_of(told.add_whole(text_of(job)), MOST_CHARS):
@@ -88,8 +84,6 @@ class TranscriptionStream:
             yield _error(failure.error, failure.job_id, failure.status)
         except OmniJobsError as error:
             self._has_ended = True
-            if not has_begun:
-                raise
             yield _error(error, job_id)
 
     def _whole(self, job: JobView) -> dict[str, Any]:

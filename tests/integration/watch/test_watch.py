@@ -51,7 +51,7 @@ async def test_a_job_is_shown_from_its_submit_to_its_end(jobs: Jobs, watch: Watc
     register_each(jobs)
     job_id = submit_one(jobs, new_job()).job_id
     async with asyncio.timeout(60):
-        changes = watch.changes(job_id, with_runs=True)
+        changes = watch.changes(job_id, watch.reserve(), with_runs=True)
         assert await shown(changes) == ("queued", ["first queued 0", "second pending 0"], [None, None])
         [run] = claim(jobs, "first")
         assert await shown(changes) == ("in_progress", ["first running 1", "second pending 0"], [None, None])
@@ -99,7 +99,7 @@ async def test_every_replica_shows_the_same(jobs: Jobs, watch: Watch, database_u
     job_id = submit_one(jobs, new_job({"first": []})).job_id
     database = Database(database_url)
     replica = Watch(Jobs(database))
-    both = [each.changes(job_id, with_runs=True) for each in (watch, replica)]
+    both = [each.changes(job_id, each.reserve(), with_runs=True) for each in (watch, replica)]
     for change in (lambda: None, lambda: claim(jobs, "w"), lambda: jobs.cancel(job_id)):
         change()
         first, second = await asyncio.gather(*map(shown, both))

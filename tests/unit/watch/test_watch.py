@@ -164,7 +164,7 @@ async def test_the_time_is_up(watch: Watch) -> None:
 
 
 async def test_the_job_comes_first_then_each_change_then_the_end(jobs: Jobs, watch: Watch) -> None:
-    changes = watch.changes("job-1", with_runs=True)
+    changes = watch.changes("job-1", watch.reserve(), with_runs=True)
     jobs.texts["job-1"] = "a"
     assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
     pending = asyncio.create_task(next_of(changes))
@@ -185,8 +185,8 @@ async def test_the_job_comes_first_then_each_change_then_the_end(jobs: Jobs, wat
 
 
 async def test_stage_runs_are_read_of_those_jobs_alone_of_which_somebody_wants_them(jobs: Jobs, watch: Watch) -> None:
-    states, also_runs = watch.changes("job-1"), watch.changes("job-1", with_runs=True)
-    other = watch.changes("job-2")
+    states, also_runs = watch.changes("job-1", watch.reserve()), watch.changes("job-1", watch.reserve(), with_runs=True)
+    other = watch.changes("job-2", watch.reserve())
     assert [len(glance.runs) for glance in await asyncio.gather(*map(anext, (states, also_runs, other)))] == [0, 1, 0]
     assert jobs.polls[-1] == (["job-1", "job-2"], {"job-1"})
     pending = asyncio.create_task(next_of(states))
@@ -203,7 +203,7 @@ async def test_stage_runs_are_read_of_those_jobs_alone_of_which_somebody_wants_t
 
 
 async def test_who_is_slow_to_take_what_changed_gets_the_newest(jobs: Jobs, watch: Watch) -> None:
-    changes, other = watch.changes("job-1", with_runs=True), watch.changes("job-2")
+    changes, other = watch.changes("job-1", watch.reserve(), with_runs=True), watch.changes("job-2", watch.reserve())
     await asyncio.gather(next_of(changes), next_of(other))
     for text in ("a", "ab", "abc"):
         jobs.texts["job-1"] = text
@@ -222,7 +222,7 @@ async def test_who_is_slow_to_take_what_changed_gets_the_newest(jobs: Jobs, watc
 
 
 async def test_what_has_ended_is_polled_no_more_though_nobody_has_taken_the_end(jobs: Jobs, watch: Watch) -> None:
-    slow, other = watch.changes("job-1"), watch.changes("job-2")
+    slow, other = watch.changes("job-1", watch.reserve()), watch.changes("job-2", watch.reserve())
     await asyncio.gather(next_of(slow), next_of(other))
     jobs.end("job-1")
     await jobs.poll()
@@ -232,7 +232,7 @@ async def test_what_has_ended_is_polled_no_more_though_nobody_has_taken_the_end(
 
 
 async def test_changes_end_with_a_job_that_is_deleted(jobs: Jobs, watch: Watch) -> None:
-    changes = watch.changes("job-1")
+    changes = watch.changes("job-1", watch.reserve())
     await next_of(changes)
     jobs.gone.add("job-1")
     assert await next_of(changes) is None
@@ -244,7 +244,7 @@ async def test_changes_end_with_a_job_that_is_deleted(jobs: Jobs, watch: Watch) 
 @pytest.mark.parametrize("taken", [0, 1])
 async def test_a_client_that_leaves_frees_its_place(jobs: Jobs, watch: Watch, taken: int) -> None:
     client = Client()
-    changes = watch.changes("job-1", connection=client, with_runs=True)
+    changes = watch.changes("job-1", watch.reserve(connection=client), with_runs=True)
     for _ in range(taken):
         await next_of(changes)
     pending = asyncio.create_task(next_of(changes))
@@ -256,7 +256,7 @@ async def test_a_client_that_leaves_frees_its_place(jobs: Jobs, watch: Watch, ta
     assert not watch._watchers
     assert client.when_left is None
     client.has_left = True
-    assert await next_of(watch.changes("job-1", connection=client)) is None
+    assert await next_of(watch.changes("job-1", watch.reserve(connection=client))) is None
     assert not await watch.until_ended("job-1", LONG_S, connection=client)
 
 
@@ -266,7 +266,7 @@ async def test_a_job_is_polled_no_more_once_its_request_is_cancelled(jobs: Jobs,
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
-    async with aclosing(watch.changes("job-2", with_runs=True)) as changes:
+    async with aclosing(watch.changes("job-2", watch.reserve(), with_runs=True)) as changes:
         await next_of(changes)
     stays = asyncio.create_task(watch.until_ended("job-3", LONG_S))
     await jobs.poll()
@@ -278,7 +278,7 @@ async def test_a_job_is_polled_no_more_once_its_request_is_cancelled(jobs: Jobs,
 @pytest.mark.parametrize("fault", ["away", "broken"])
 @pytest.mark.usefixtures("short_pauses")
 async def test_a_poll_that_fails_ends_no_wait_and_no_stream(jobs: Jobs, watch: Watch, fault: str) -> None:
-    changes = watch.changes("job-1", with_runs=True)
+    changes = watch.changes("job-1", watch.reserve(), with_runs=True)
     assert await next_of(changes) == Glance(JobState.IN_PROGRESS, (jobs.run("job-1"),))
     setattr(jobs, fault, True)
     pending = asyncio.create_task(next_of(changes))
@@ -299,7 +299,7 @@ async def test_a_poll_that_fails_ends_no_wait_and_no_stream(jobs: Jobs, watch: W
 async def test_while_the_database_is_away_a_wait_ends_in_time_and_a_client_may_leave(jobs: Jobs, watch: Watch) -> None:
     jobs.away = True
     client = Client()
-    pending = asyncio.create_task(next_of(watch.changes("job-1", connection=client)))
+    pending = asyncio.create_task(next_of(watch.changes("job-1", watch.reserve(connection=client))))
     await jobs.poll()
     assert await asyncio.wait_for(watch.until_ended("job-1", 0.01), 30)
     assert client.when_left is not None
@@ -313,7 +313,7 @@ async def test_a_database_that_takes_no_writes_ends_no_wait(
     jobs: Jobs, watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.takes_no_writes = True
-    changes = watch.changes("job-1", with_runs=True)
+    changes = watch.changes("job-1", watch.reserve(), with_runs=True)
     await next_of(changes)
     for text in ("a", "ab"):
         jobs.texts["job-1"] = text
@@ -330,7 +330,7 @@ async def test_a_database_that_takes_no_writes_ends_no_wait(
 
 @pytest.mark.usefixtures("short_pauses")
 async def test_a_text_that_a_failed_poll_has_not_read_is_read_by_the_next(jobs: Jobs, watch: Watch) -> None:
-    changes = watch.changes("job-1", with_runs=True)
+    changes = watch.changes("job-1", watch.reserve(), with_runs=True)
     jobs.texts["job-1"] = "He"
     await next_of(changes)
     jobs.pieces_are_away = True
@@ -348,13 +348,13 @@ async def test_a_text_that_a_failed_poll_has_not_read_is_read_by_the_next(jobs: 
 
 async def test_a_release_lets_all_go_and_nobody_watches_again(jobs: Jobs, watch: Watch) -> None:
     requests = [asyncio.create_task(watch.until_ended(f"job-{n}", LONG_S)) for n in range(3)]
-    changes = watch.changes("job-3", with_runs=True)
+    changes = watch.changes("job-3", watch.reserve(), with_runs=True)
     await next_of(changes)
     watch.release()
     await asyncio.wait_for(asyncio.gather(*requests), 30)
     assert await next_of(changes) is None
     assert not await watch.until_ended("job-4", LONG_S)
-    assert await next_of(watch.changes("job-4")) is None
+    assert await next_of(watch.changes("job-4", watch.reserve())) is None
 
 
 # How often, and how many
@@ -395,13 +395,13 @@ async def test_watchers_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> No
     await asyncio.sleep(0)
     assert not await asyncio.wait_for(watch.until_ended("job-1", LONG_S, "a"), 30)
     with pytest.raises(ServerBusy):
-        await anext(watch.changes("job-1", "a"))
+        watch.reserve("a")
     going.append(asyncio.create_task(watch.until_ended("job-1", LONG_S, "b")))
     await asyncio.sleep(0)
     for tenant in ("c", None):
         assert not await asyncio.wait_for(watch.until_ended("job-1", LONG_S, tenant), 30)
         with pytest.raises(ServerBusy):
-            await anext(watch.changes("job-1", tenant))
+            watch.reserve(tenant)
     going[0].cancel()
     await asyncio.wait(going[:1])
     going[0] = asyncio.create_task(watch.until_ended("job-1", LONG_S, "a"))  # its place is free again
@@ -410,7 +410,31 @@ async def test_watchers_are_bounded_in_all_and_for_each_tenant(jobs: Jobs) -> No
     jobs.end("job-1")
     assert await asyncio.wait_for(asyncio.gather(*going), 30) == [True] * 3
     assert not watch._of_tenants
+    assert not watch._places
     assert not watch._watchers
+
+
+async def test_a_place_is_kept_from_one_job_to_the_next(jobs: Jobs) -> None:
+    watch = Watch(jobs, most=1)
+    with watch.reserve() as place:
+        assert not await watch.until_ended("job-1", LONG_S)
+        jobs.end("job-1")
+        assert await watch.until_all_ended(["job-1"], LONG_S, place)
+        assert not await watch.until_ended("job-1", LONG_S)
+        jobs.end("job-2")
+        assert await watch.until_all_ended(["job-1", "job-2"], LONG_S, place)
+    assert await watch.until_ended("job-1", LONG_S)
+
+
+async def test_a_wait_for_many_jobs_ends_with_the_last_or_in_time(jobs: Jobs, watch: Watch) -> None:
+    with watch.reserve() as place:
+        wait = asyncio.create_task(watch.until_all_ended(["job-1", "job-2"], LONG_S, place))
+        jobs.end("job-1")
+        await jobs.poll()
+        assert not wait.done()
+        jobs.end("job-2")
+        assert await asyncio.wait_for(wait, 30)
+        assert await watch.until_all_ended(["job-2", "job-3"], 0.01, place)
 
 
 async def test_what_is_watched_is_asked_for_again_and_again(jobs: Jobs) -> None:
