@@ -7,8 +7,8 @@ from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
 from omni_jobs.api.bulk_answers import AllAnswers
-from omni_jobs.api.left_jobs import LeftJobs
 from omni_jobs.api.readiness import ServerReadiness
+from omni_jobs.api.request_notes import RequestNotes
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
@@ -72,7 +72,7 @@ class Services:
         of_tenant = settings.max_waits_per_tenant
         most_of_tenant = a_tenth if of_tenant is None else of_tenant
         self.watch = Watch(self.jobs, most=most, most_per_tenant=most_of_tenant)
-        self.left_jobs = LeftJobs(self.jobs)
+        self.request_notes = RequestNotes(self.jobs)
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self.pipelines, self.unavailable_reason)
         self.bulk_answers = AllAnswers(settings)
         most_waiting = max(_LEAST_WAITING, a_tenth)
@@ -108,10 +108,9 @@ class Services:
         await self.intake.close()
         self.fetches.close()
         self.watch.release()
-        await self.left_jobs.close()
         self.readiness.close()
         await self.callers.close()
-        for close in (self.wall.close, self.relay.close, self.broker.close, self.db.close):
+        for close in (self.request_notes.close, self.wall.close, self.relay.close, self.broker.close, self.db.close):
             await run_sync(close)
 
 

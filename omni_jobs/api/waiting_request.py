@@ -5,8 +5,9 @@ submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
 SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
 """
 
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Final, TypeVar
@@ -16,11 +17,11 @@ from fastapi import Depends, Header, Request, Response
 
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.until_answered import UntilAnswered
-from omni_jobs.errors import Gone, OmniJobsError, ServerBusy, StillRunning
+from omni_jobs.errors import DatabaseUnavailable, Gone, OmniJobsError, ServerBusy, StillRunning, TooSlow
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.places import Connection
 from omni_jobs.http.request_parameters import idempotency_key_header
-from omni_jobs.jobs import FirstTry, StoredArtifact, SubmitResult
+from omni_jobs.jobs import FirstTry, NewJob, StoredArtifact, SubmitResult, new_try
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
 from omni_jobs.openai.waiting import wait_limit_s
 from omni_jobs.pipelines.outputs import output
@@ -96,12 +97,12 @@ class SubmittedJobs:
 
     def leave(self) -> None:
         """Note that the client has left, so that the jobs are cancelled unless somebody asks for them."""
-        self.services.left_jobs.leave(self.ids, self.first_try)
+        self.services.request_notes.leave(self.ids, self.first_try)
 
     async def end_try(self) -> None:
         """Note that the client has its answer, so that a request that comes later is none of its repetitions."""
         if self.first_try is not None and not self.has_left:
-            self.services.left_jobs.end(self.first_try)
+            self.services.request_notes.end(self.first_try)
 
     def see(self, job_id: str) -> JobView:
         """Return a job as the client may see it. Call this on a thread."""
@@ -164,29 +165,18 @@ class WaitingRequest:
     ) -> tuple[T, SubmittedJobs]:
         """Submit what ``parse`` makes of the body, and return the jobs with what ``parse`` says besides.
 
-        ``parse`` may be called on a thread. ``body`` is what it reads, but for media, and ``more_bytes`` of other text.
-        Raises what it raises, and the error of the first submission that is refused, once the jobs that were made are
-        cancelled.
+        ``parse`` may be called on a thread. ``body`` is what it reads, but for files and other text, of ``more_bytes``.
+        Raises what it raises, and the error of the first submission that is refused: then none of the jobs goes on.
         """
         services = self.services
         wanted, submissions = await services.lanes.run_parsing([body], parse, more_bytes=more_bytes)
         path = self.request.scope["route"].path  # the same body asks each route for something else
         digest = request_digest({"path": path, "body": submissions[0].digest})
-        submissions = [replace(each, digest=digest) for each in submissions]
-        first_try = None
-        if self.idempotency_key is None and self.retry_count is not None:
-            first_try = await run_sync(self._first_try, caller, digest, int(self.retry_count))
-            submissions = [
-                replace(each, idempotency_key=f"{first_try.key}#{number}") for number, each in enumerate(submissions)
-            ]
-        try:
-            ids = await self._submit(submissions)
-        except OmniJobsError as error:
-            if first_try is not None:
-                note = services.jobs.lose_try if error.retryable else services.jobs.end_try
-                with suppress(OmniJobsError):  # the client gets the error of its request
-                    await run_sync(note, first_try)
-            raise
+        first_try, is_new = await self._first_try(caller, digest)
+        for number, each in enumerate(submissions):
+            key = each.idempotency_key if first_try is None else f"{first_try.key}#{number}"
+            submissions[number] = replace(each, digest=digest, idempotency_key=key)
+        ids = await self._submit(submissions, first_try, is_new=is_new)
         self.request.state.body.end()  # nothing holds it any more, and the answer may be late
         jobs = SubmittedJobs(
             ids=ids,
@@ -201,22 +191,62 @@ class WaitingRequest:
         self.request.state.when_answered = jobs.end_try
         return wanted, jobs
 
-    def _first_try(self, caller: Caller, digest: str, number: int) -> FirstTry:
-        """Return the key under which the client's first try of this request has submitted, or does."""
-        key = self.services.jobs.key_of_try(caller.tenant, digest, number)
-        return FirstTry(key, number)
+    async def _first_try(self, caller: Caller, digest: str) -> tuple[FirstTry | None, bool]:
+        """Return the first try that this request is, or repeats, and whether it is a new one.
 
-    async def _submit(self, submissions: Sequence[Submission]) -> list[str]:
-        """Submit all or none, and return the ids of the jobs. Raises the first error."""
-        services = self.services
-        results = await services.intake.submit_many(submissions, wait_for_decoders=False)
+        None: the client has a key of its own, or does not say how often it sends its requests.
+        """
+        if self.idempotency_key is not None or self.retry_count is None:
+            return None, False
+        number = int(self.retry_count)
+        taken = await run_sync(self.services.jobs.take_try, caller.tenant, digest, number) if number else None
+        return taken or new_try(caller.tenant, digest, number), taken is None
+
+    async def _submit(
+        self, submissions: Sequence[Submission], first_try: FirstTry | None, *, is_new: bool
+    ) -> list[str]:
+        """Submit all or none, and return the ids of the jobs. Raises the first error.
+
+        A job that may exist all the same is left to be cancelled, because its client does not know of it.
+        """
+        services, notes = self.services, self.services.request_notes
+        noted = None if is_new else first_try
+        may_exist: list[str] = []
+
+        async def begin(jobs: Sequence[NewJob | OmniJobsError]) -> None:
+            nonlocal noted
+            for job in jobs:
+                if isinstance(job, OmniJobsError):
+                    raise job
+            if is_new and first_try is not None:
+                if self.connection is not None and self.connection.has_left:
+                    raise TooSlow("the client has left, and may have sent its request again")
+                noted = first_try
+                await notes.begin(first_try)
+            may_exist.extend(job.job_id for job in jobs if isinstance(job, NewJob))
+
+        try:
+            results = await services.intake.submit_many(submissions, wait_for_decoders=False, when_ready=begin)
+            return await self._all_of(results)
+        except (OmniJobsError, CancelledError) as error:
+            if isinstance(error, OmniJobsError) and not error.retryable:
+                if noted is not None:
+                    notes.end(noted)
+            else:
+                is_unsure = self.idempotency_key is None and isinstance(error, DatabaseUnavailable | CancelledError)
+                notes.leave(may_exist if is_unsure else (), noted)
+            raise
+
+    async def _all_of(self, results: Sequence[SubmitResult | OmniJobsError]) -> list[str]:
+        """Return the ids of the jobs. Raises the first error, once the jobs that were made are cancelled."""
+        jobs = self.services.jobs
         made = [result for result in results if isinstance(result, SubmitResult)]
         if len(made) < len(results):
             if new := [result.job_id for result in made if result.created]:
-                await run_sync(services.jobs.withdraw, new)
+                await run_sync(jobs.withdraw, new)
             raise next(result for result in results if isinstance(result, OmniJobsError))
         if repeated := [result.job_id for result in made if not result.created]:
-            await run_sync(services.jobs.ask_for, repeated)
+            await run_sync(jobs.ask_for, repeated)
         return [result.job_id for result in made]
 
 

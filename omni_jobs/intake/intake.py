@@ -10,7 +10,7 @@ that it disturbs no other.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -45,6 +45,13 @@ from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
 from omni_jobs.views import JobView
 
 logger = logging.getLogger(__name__)
+
+WhenReady = Callable[[Sequence[NewJob | OmniJobsError]], Awaitable[None]]
+"""Takes jobs that have room, and are about to be stored, or their refusals, in the order of their submissions."""
+
+
+async def _all_go_on(jobs: Sequence[NewJob | OmniJobsError]) -> None:
+    """Refuse none of the jobs that have room."""
 
 
 class Intake:
@@ -84,12 +91,19 @@ class Intake:
         return result
 
     async def submit_many(
-        self, submissions: Sequence[Submission], *, wait_for_decoders: bool = True
+        self,
+        submissions: Sequence[Submission],
+        *,
+        wait_for_decoders: bool = True,
+        when_ready: WhenReady = _all_go_on,
     ) -> list[SubmitResult | OmniJobsError]:
         """Submit jobs. Return a result or an error for each, in their order.
 
         The error is that of a refusal. DatabaseUnavailable: the job may exist all the same. StorageUnavailable or
         StorageFull: its media could not be stored, nor those of the submissions after it, which are not tried.
+
+        ``when_ready`` is awaited before anything of a job is stored. What it raises refuses all of them. Submissions
+        whose results are known without it may be missing.
 
         Raises DatabaseUnavailable before any job is written. Raises DecodersUnavailable if too many submissions wait
         for decoders already, unless these ``wait_for_decoders``.
@@ -100,7 +114,7 @@ class Intake:
             self._observers.tell(IntakeObserver.submitted, submissions, results, time.monotonic() - began)
 
         try:
-            results = await self._submit_many(submissions, wait_for_decoders)
+            results = await self._submit_many(submissions, wait_for_decoders, when_ready)
         except OmniJobsError as error:
             tell([error] * len(submissions))
             raise
@@ -108,14 +122,14 @@ class Intake:
         return results
 
     async def _submit_many(
-        self, submissions: Sequence[Submission], wait_for_decoders: bool
+        self, submissions: Sequence[Submission], wait_for_decoders: bool, when_ready: WhenReady
     ) -> list[SubmitResult | OmniJobsError]:
         repeated = await self._repeated(submissions) if self._fetches.is_on else {}
         if repeated:
             rest = [each for number, each in enumerate(submissions) if number not in repeated]
-            others = iter(await self._submit_new(rest, wait_for_decoders) if rest else ())
+            others = iter(await self._submit_new(rest, wait_for_decoders, when_ready) if rest else ())
             return [repeated.get(number) or next(others) for number in range(len(submissions))]
-        return await self._submit_new(submissions, wait_for_decoders)
+        return await self._submit_new(submissions, wait_for_decoders, when_ready)
 
     async def _repeated(self, submissions: Sequence[Submission]) -> dict[int, SubmitResult | OmniJobsError]:
         """Return the results of those submissions whose keys name jobs already, if they name media by URL.
@@ -139,13 +153,14 @@ class Intake:
         return results
 
     async def _submit_new(
-        self, submissions: Sequence[Submission], wait_for_decoders: bool
+        self, submissions: Sequence[Submission], wait_for_decoders: bool, when_ready: WhenReady
     ) -> list[SubmitResult | OmniJobsError]:
         limits = {each.caller.tenant: each.caller.limits for each in submissions}
         with ExitStack() as stack:
             ready = await self._fetches.fetch_all(submissions, stack)
             admitted = await self._admissions.admit(ready, wait_for_decoders=wait_for_decoders)
             taken = await self._room.take(admitted, limits, stack)
+            await when_ready(taken.jobs)
             jobs = await self._with_media(taken.jobs)
             results = await self._write(jobs)
             for job, result in zip(jobs, results, strict=True):

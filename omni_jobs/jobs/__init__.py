@@ -5,7 +5,7 @@ from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
-from omni_jobs.jobs.life.first_tries import FirstTry
+from omni_jobs.jobs.life.first_tries import FirstTry, new_try
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.watched import WATCHED_S
@@ -81,4 +81,5 @@ __all__ = [
     "Wishes",
     "as_written",
     "new_job_id",
+    "new_try",
 ]

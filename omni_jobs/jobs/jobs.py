@@ -25,7 +25,7 @@ from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, fork_job, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
-from omni_jobs.jobs.life.first_tries import end_try, keep_try, key_of_try, lose_try, new_key
+from omni_jobs.jobs.life.first_tries import FirstTry, begin_tries, end_tries, keep_try, lose_tries, take_try
 from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.report import withdraw
 from omni_jobs.jobs.life.snapshot import record_snapshots
@@ -165,7 +165,6 @@ class Jobs:
         rows = submit.rows_of(job)
         return self._db.run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants))
 
-    abandon = _writes(abandon)
     abandoned = _reads(abandoned)
 
     def ask_for(self, job_ids: Sequence[str]) -> None:
@@ -180,23 +179,44 @@ class Jobs:
             self._db.run(lambda tx: ask_for(tx, [job_id]))
         return view
 
-    def key_of_try(self, tenant: str, request: str, number: int) -> str:
-        """Return the idempotency key for a request, as :func:`omni_jobs.jobs.life.first_tries.key_of_try` says."""
-        key, is_found = new_key(), False
+    def take_try(self, tenant: str, request: str, number: int) -> FirstTry | None:
+        """Return a request that is sent again, as :func:`omni_jobs.jobs.life.first_tries.take_try` says."""
+        taken: FirstTry | None = None
 
-        def transaction(tx: Connection) -> str:
-            nonlocal key, is_found
-            if is_found:  # the answer of the try before may be lost, after its commit
-                keep_try(tx, key, number)
-                return key
-            found = key_of_try(tx, tenant, request, number, key)
-            key, is_found = found, found != key
-            return found
+        def transaction(tx: Connection) -> FirstTry | None:
+            nonlocal taken
+            if taken is None:
+                taken = take_try(tx, tenant, request, number)
+            else:  # the answer of the try before may be lost, after its commit
+                keep_try(tx, taken)
+            return taken
 
         return self._db.run(transaction)
 
-    lose_try = _writes(lose_try)
-    end_try = _writes(end_try)
+    def note_requests(
+        self,
+        *,
+        begun: Sequence[FirstTry] = (),
+        lost: Sequence[FirstTry] = (),
+        ended: Sequence[FirstTry] = (),
+        left: Sequence[str] = (),
+    ) -> None:
+        """Note what becomes of requests that wait for their jobs, all in one transaction.
+
+        Args:
+            begun: those that are about to submit, and whose clients may send them again.
+            lost: those whose clients got no answer, or an error.
+            ended: those whose clients have their answers.
+            left: the ids of the jobs whose clients have left.
+        """
+
+        def transaction(tx: Connection) -> None:
+            begin_tries(tx, begun)
+            lose_tries(tx, lost)
+            end_tries(tx, ended)
+            abandon(tx, left)
+
+        self._db.run(transaction)
 
     def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, Text, bindparam, delete, select
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.insert import insert_or
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import AbandonedJobRow, WatchedJobRow
@@ -27,8 +27,9 @@ _ids = bindparam("ids", type_=Text)
 
 def abandon(tx: Connection, job_ids: Sequence[str]) -> None:
     """Note that the clients of these jobs have left. A job that is abandoned already stays so since then."""
-    for job_id in sorted(job_ids):
-        insert_unless_there(tx, AbandonedJobRow, job_id=job_id, at=now())
+    if job_ids:
+        insert = insert_or(tx, AbandonedJobRow).values(at=now()).on_conflict_do_nothing()
+        tx.execute(insert, [{"job_id": job_id} for job_id in sorted(job_ids)])
 
 
 def abandoned(tx: Connection, job_ids: Sequence[str]) -> list[str]:

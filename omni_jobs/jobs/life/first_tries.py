@@ -8,12 +8,14 @@ goes with its answer, so that a later request, which is none of its repetitions,
 """
 
 import secrets
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, select, update
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.insert import insert_or
 from omni_jobs.database.tables import FirstTryRow
 
 KEPT_S = 900.0
@@ -21,36 +23,43 @@ KEPT_S = 900.0
 FORGOTTEN_AT_ONCE = 1000
 """The number of first tries that one transaction forgets."""
 _PREFIX = "first try "  # no client's key has a space
+_IS_IT = (FirstTryRow.key == bindparam("its_key"), FirstTryRow.tries == bindparam("number"))
+_LOSE = update(FirstTryRow).where(*_IS_IT).values(is_lost=True)
+_END = delete(FirstTryRow).where(*_IS_IT)
 
 
 class FirstTry(NamedTuple):
-    """A request whose client sends no key. ``key``: under which it submits; ``number``: how often it came before."""
+    """A request whose client sends no key.
 
-    key: str
-    number: int
-
-
-def new_key() -> str:
-    """Return a key for a request that is no repetition."""
-    return _PREFIX + secrets.token_hex(16)
-
-
-def key_of_try(tx: Connection, tenant: str, request: str, number: int, key: str) -> str:
-    """Return the idempotency key for a request that is sent for the first time (``number`` 0), or again.
-
-    It is that of the first try, or else ``key``, which is new. ``request``: its digest, 71 characters.
+    tenant   whose it is
+    request  its digest, 71 characters
+    number   how often it came before
+    key      under which it submits
     """
-    for skips_locked in (True, False) if number else ():  # one that is locked is taken, or found to be lost
-        found = tx.execute(_first_try(tenant, request, number, skips_locked=skips_locked)).scalar()
-        if found is not None:
-            keep_try(tx, str(found), number)
-            return str(found)
-    row = {"tenant": tenant, "request": request, "at": now(), "tries": number, "is_lost": False}
-    insert_unless_there(tx, FirstTryRow, key=key, **row)
-    return key
+
+    tenant: str
+    request: str
+    number: int
+    key: str
 
 
-def _first_try(tenant: str, request: str, number: int, *, skips_locked: bool) -> Select[str]:
+def new_try(tenant: str, request: str, number: int) -> FirstTry:
+    """Return a request that is no repetition of another one, with a key of its own."""
+    return FirstTry(tenant, request, number, _PREFIX + secrets.token_hex(16))
+
+
+def take_try(tx: Connection, tenant: str, request: str, number: int) -> FirstTry | None:
+    """Return the request as the repetition of its first try, with the key of that; None: there is none to take."""
+    for skips_locked in (True, False):  # one that is locked is taken, or found to be lost
+        key = tx.execute(_free_key(tenant, request, number, skips_locked=skips_locked)).scalar()
+        if key is not None:
+            taken = FirstTry(tenant, request, number, key)
+            keep_try(tx, taken)
+            return taken
+    return None
+
+
+def _free_key(tenant: str, request: str, number: int, *, skips_locked: bool) -> Select[str]:
     row = FirstTryRow
     return (
         select(row.key)
@@ -61,23 +70,37 @@ def _first_try(tenant: str, request: str, number: int, *, skips_locked: bool) ->
     )
 
 
-def keep_try(tx: Connection, key: str, number: int) -> None:
-    """Note that the repetition ``number`` has this key."""
-    tx.execute(update(FirstTryRow).where(FirstTryRow.key == key).values(tries=number, is_lost=False))
+def keep_try(tx: Connection, taken: FirstTry) -> None:
+    """Note that the repetition has this key."""
+    tx.execute(update(FirstTryRow).where(FirstTryRow.key == taken.key).values(tries=taken.number, is_lost=False))
 
 
-def lose_try(tx: Connection, first_try: FirstTry) -> None:
-    """Note that the client of a request got no answer, or an error, so that it may well come again."""
-    tx.execute(update(FirstTryRow).where(*_is(first_try)).values(is_lost=True))
+def begin_tries(tx: Connection, tries: Sequence[FirstTry]) -> None:
+    """Write the rows of requests that are about to submit, and are no repetitions."""
+    rows = [
+        {"key": each.key, "tenant": each.tenant, "request": each.request, "tries": each.number}
+        for each in sorted(tries, key=attrgetter("key"))
+    ]
+    if rows:
+        insert = insert_or(tx, FirstTryRow).values(at=now(), is_lost=False)
+        tx.execute(insert.on_conflict_do_nothing(), rows)
 
 
-def end_try(tx: Connection, first_try: FirstTry) -> None:
-    """Forget a request whose client has its answer, unless a later repetition has its key."""
-    tx.execute(delete(FirstTryRow).where(*_is(first_try)))
+def lose_tries(tx: Connection, tries: Sequence[FirstTry]) -> None:
+    """Note that the clients of requests got no answer, or an error, so that they may well come again."""
+    if tries:
+        tx.execute(_LOSE, _named(tries))
 
 
-def _is(first_try: FirstTry) -> tuple[ColumnElement[bool], ...]:
-    return FirstTryRow.key == first_try.key, FirstTryRow.tries == first_try.number
+def end_tries(tx: Connection, tries: Sequence[FirstTry]) -> None:
+    """Forget requests whose clients have their answers, unless a later repetition has the key."""
+    if tries:
+        tx.execute(_END, _named(tries))
+
+
+def _named(tries: Sequence[FirstTry]) -> list[dict[str, str | int]]:
+    """Return the parameters of _IS_IT, in the order of keys, so that two transactions do not wait for each other."""
+    return [{"its_key": each.key, "number": each.number} for each in sorted(tries, key=attrgetter("key"))]
 
 
 def forget_tries(tx: Connection) -> bool:

@@ -122,7 +122,7 @@ def test_the_events_of_an_ended_job_are_told_at_once(api: ApiServer) -> None:
 
 def test_who_lists_the_events_of_a_job_asks_for_it(api: ApiServer) -> None:
     job_id = submitted(api)
-    api.services.jobs.abandon([job_id])
+    api.services.jobs.note_requests(left=[job_id])
     assert api.http.get(f"/v1/jobs/{job_id}/events").status_code == 200
     assert not api.services.jobs.abandoned([job_id])
 

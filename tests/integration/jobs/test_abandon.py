@@ -13,9 +13,9 @@ def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs
     left, asked, waits, kept, watched = (submit_one(jobs, new_job()).job_id for _ in range(5))
     register(jobs, "w")
     assert [each.job_id for each in claim(jobs, "w", at_most=1)] == [left]
-    jobs.abandon([waits, asked, left, watched])
+    jobs.note_requests(left=[waits, asked, left, watched])
     pass_time(database, 30)
-    jobs.abandon([left])  # since the first time
+    jobs.note_requests(left=[left])  # since the first time
     jobs.ask_for([asked])
     jobs.ask_for([kept])
     jobs.rescue()
@@ -33,7 +33,7 @@ def test_a_job_that_nobody_asks_for_is_cancelled_in_time(jobs_or_forgetful: Jobs
 
 def test_who_asks_for_a_job_reads_it_in_one_transaction(jobs: Jobs, database: Database) -> None:
     left, other = (submit_one(jobs, new_job()).job_id for _ in range(2))
-    jobs.abandon([left])
+    jobs.note_requests(left=[left])
     begun: list[str] = []
     event.listen(database._engine, "begin", lambda connection: begun.append("transaction"))
     assert jobs.get_asked(other).id == other
@@ -47,7 +47,7 @@ def test_a_job_that_has_ended_or_is_gone_stays_so(jobs: Jobs, database: Database
     job_id = submit_one(jobs, new_job()).job_id
     register_each(jobs)
     complete_each(jobs)
-    jobs.abandon([job_id, "job-gone"])
+    jobs.note_requests(left=[job_id, "job-gone"])
     pass_time(database, 61)
     jobs.rescue()
     assert jobs.get(job_id).status is JobState.COMPLETED
@@ -62,7 +62,7 @@ def test_a_client_that_comes_again_too_late_gets_a_new_job(jobs_or_forgetful: Jo
     ended = submit_one(jobs, new_job(idempotency_key="ended")).job_id
     jobs.cancel(ended)
     claim(jobs, "w", at_most=2)
-    jobs.abandon([left, runs, ended])
+    jobs.note_requests(left=[left, runs, ended])
     pass_time(database, 59)
     jobs.rescue()
     assert submit_one(jobs, new_job(idempotency_key="mine")).job_id == left
@@ -79,7 +79,7 @@ def test_a_client_that_comes_again_too_late_gets_a_new_job(jobs_or_forgetful: Jo
 def test_whoever_retries_a_job_asks_for_it(jobs_or_forgetful: Jobs, database: Database) -> None:
     jobs = jobs_or_forgetful
     job_id = submit_one(jobs, new_job()).job_id
-    jobs.abandon([job_id])
+    jobs.note_requests(left=[job_id])
     jobs.cancel(job_id)
     jobs.retry(job_id)
     pass_time(database, 61)
@@ -89,7 +89,7 @@ def test_whoever_retries_a_job_asks_for_it(jobs_or_forgetful: Jobs, database: Da
 
 def test_the_time_to_ask_begins_anew_once_the_database_is_there_again(jobs: Jobs, database: Database) -> None:
     job_id = submit_one(jobs, new_job()).job_id
-    jobs.abandon([job_id])
+    jobs.note_requests(left=[job_id])
     pass_time(database, 3600)  # in which nobody reached the database
     jobs.rescue(DatabasePresence(5))
     assert jobs.get(job_id).status is JobState.QUEUED

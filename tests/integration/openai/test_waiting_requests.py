@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
@@ -13,6 +13,8 @@ import openai
 import pytest
 
 import omni_jobs.requests.submission
+from omni_jobs.errors import DatabaseUnavailable, OmniJobsError
+from omni_jobs.jobs import NewJob, SubmitResult
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer, parsed_error, serve
 from tests.integration.openai.stock import LATE_S, Stock, stock_client, until
@@ -34,6 +36,11 @@ def stock_of(api: ApiServer) -> Any:
 
 def job_ids(api: ApiServer) -> list[str]:
     return [job["id"] for job in api.http.get("/v1/jobs?brief=true").json()["jobs"]]
+
+
+def first_tries(api: ApiServer) -> int:
+    with api.services.db.begin() as tx:
+        return int(tx.exec_driver_sql("SELECT count(*) FROM first_tries").scalar_one())
 
 
 def is_free(api: ApiServer) -> bool:
@@ -133,6 +140,61 @@ def test_every_wait_counts_for_the_bound(one_place: ApiServer) -> None:
         for job_id in job_ids(one_place):
             one_place.services.jobs.cancel(job_id)
         assert waiting.result(LATE_S).status_code == 200
+
+
+# What it leaves behind
+
+
+def test_a_flood_that_the_backlog_refuses_writes_nothing(sqlite_settings: Settings) -> None:
+    with serve(sqlite_settings.model_copy(update={"max_queued_jobs": 1})) as api, stock_of(api) as stock:
+        with pytest.raises(openai.APITimeoutError):
+            stock.client.with_options(timeout=0.5, max_retries=0).chat.completions.create(**CHAT, extra_headers=WAITS)
+        [job_id] = job_ids(api)
+        until(lambda: api.services.jobs.abandoned([job_id]))
+        before = first_tries(api)
+        for number in range(3):
+            headers = {"x-stainless-retry-count": str(number)}
+            answer = api.http.post("/v1/chat/completions", json={**CHAT, "n": 2}, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_jobs")
+        assert (job_ids(api), first_tries(api)) == ([job_id], before)
+        with ThreadPoolExecutor(1) as pool:  # what is repeated has its job, and needs no room
+            headers = {"x-stainless-retry-count": "1", **WAITS}
+            again = pool.submit(stock.chat, model="echo", extra_headers=headers, timeout=LATE_S)
+            until(lambda: not api.services.jobs.abandoned([job_id]))
+            api.services.jobs.cancel(job_id)
+            with pytest.raises(openai.ConflictError):
+                again.result(LATE_S)
+        assert job_ids(api) == [job_id]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "0"}, {"Idempotency-Key": "mine"}])
+def test_a_job_of_which_its_client_does_not_know_is_left(sqlite_settings: Settings, headers: dict[str, str]) -> None:
+    with serve(sqlite_settings) as api:
+        commits = api.services.intake._commits
+        submit_all = commits._submit_all
+
+        def lose_the_answer(jobs: Sequence[NewJob]) -> Sequence[SubmitResult | OmniJobsError]:
+            submit_all(jobs)
+            raise DatabaseUnavailable
+
+        commits._submit_all = lose_the_answer
+        answer = api.http.post("/v1/chat/completions", json={**CHAT, "n": 2}, headers=headers)
+        commits._submit_all = submit_all
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+        jobs = job_ids(api)
+        assert len(jobs) == 2
+        if "Idempotency-Key" not in headers:
+            until(lambda: sorted(api.services.jobs.abandoned(jobs)) == sorted(jobs))
+        if not headers:
+            return
+        repeated = {**headers, "x-stainless-retry-count": "1"}
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(api.http.post, "/v1/chat/completions", json={**CHAT, "n": 2}, headers=repeated)
+            until(lambda: not api.services.jobs.abandoned(jobs) and not is_free(api))
+            for job_id in jobs:
+                api.services.jobs.cancel(job_id)
+            assert again.result(LATE_S).status_code == 409
+        assert job_ids(api) == jobs
 
 
 def test_the_digest_of_a_large_request_is_made_once_and_beside_the_event_loop(
