@@ -16,7 +16,9 @@ from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.downloads import content_disposition, download_name
 from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.jobs import StoredArtifact
+from omni_jobs.pipelines.outputs import output
 from omni_jobs.storage import ObjectRef
+from omni_jobs.views import JobView
 
 _BYTES: Final = "application/octet-stream"
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
@@ -44,6 +46,17 @@ def artifact_answers(kind: str = "") -> dict[int | str, dict[str, Any]]:
         304: {"description": "The client has it: If-None-Match"},
         307: {"description": "The store has it at this URL, for a short time"},
     }
+
+
+def artifact_of(services: Services, job: JobView, modality: str, tenant: str | None) -> StoredArtifact | None:
+    """Return the artifact that a job has made of an output; None: it has none yet, or any longer.
+
+    Call this on a thread. Raises NotFound for an artifact that went meanwhile.
+    """
+    kind = output(modality)
+    names = {kind.artifact_name(format) for format in kind.formats}
+    name = next((artifact.name for artifact in job.artifacts if artifact.name in names), None)
+    return None if name is None else services.jobs.artifact(job.id, name, tenant)
 
 
 def artifact_answer(

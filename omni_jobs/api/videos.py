@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from omni_jobs.api import cancelled_job
-from omni_jobs.api.artifact_answer import WantedPart, artifact_answer, artifact_answers
+from omni_jobs.api.artifact_answer import WantedPart, artifact_answer, artifact_answers, artifact_of
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
@@ -35,7 +35,6 @@ from omni_jobs.openai.videos.answer import (
     video_of,
 )
 from omni_jobs.openai.videos.request import VideoRequest, body_of_video
-from omni_jobs.pipelines.outputs import output
 from omni_jobs.requests import Submission, request_digest
 from omni_jobs.requests.json_body import parse_body
 from omni_jobs.settings import Settings
@@ -226,11 +225,9 @@ def _made(services: Services, job: JobView, caller: Caller) -> StoredArtifact:
 
     Another output of the job may have failed, or still be made.
     """
-    kind = output("video")
-    names = {kind.artifact_name(format) for format in kind.formats}
-    name = next((artifact.name for artifact in job.artifacts if artifact.name in names), None)
-    if name is not None:
-        return services.jobs.artifact(job.id, name, caller.sees)
+    artifact = artifact_of(services, job, "video", caller.sees)
+    if artifact is not None:
+        return artifact
     if job.status is JobState.COMPLETED:
         raise Gone("the video is not kept any longer", field="video_id")
     why = f"the video failed: {error_of(job).message}" if job.status.is_final else "the video is not made yet"

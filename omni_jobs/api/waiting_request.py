@@ -15,6 +15,7 @@ from typing import Annotated, Final, TypeVar
 from anyio.to_thread import run_sync
 from fastapi import Depends, Header, Request, Response
 
+from omni_jobs.api.artifact_answer import artifact_of
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.until_answered import UntilAnswered
 from omni_jobs.errors import DatabaseUnavailable, Gone, OmniJobsError, ServerBusy, StillRunning, TooSlow
@@ -24,7 +25,6 @@ from omni_jobs.http.request_parameters import idempotency_key_header
 from omni_jobs.jobs import FirstTry, NewJob, StoredArtifact, SubmitResult, new_try
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
 from omni_jobs.openai.waiting import wait_limit_s
-from omni_jobs.pipelines.outputs import output
 from omni_jobs.requests import Submission, request_digest
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
@@ -113,12 +113,10 @@ class SubmittedJobs:
 
         Raises Gone once the artifact's time to live is over.
         """
-        kind = output(modality)
-        names = {kind.artifact_name(format) for format in kind.formats}
-        name = next((artifact.name for artifact in job.artifacts if artifact.name in names), None)
-        if name is None:
+        artifact = artifact_of(self.services, job, modality, self.caller.sees)
+        if artifact is None:
             raise Gone(f"the {modality} of job {job.id} is not kept any longer")
-        return self.services.jobs.artifact(job.id, name, self.caller.sees)
+        return artifact
 
     def _completed(self) -> list[JobView]:
         jobs = [self.see(job_id) for job_id in self.ids]
