@@ -17,7 +17,6 @@ from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.jobs import Jobs
 from omni_jobs.openai.chat.answer import (
     ChatAudio,
@@ -29,6 +28,7 @@ from omni_jobs.openai.chat.answer import (
     usage_of,
 )
 from omni_jobs.openai.job_errors import JobFailure, check_completed
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_of
 from omni_jobs.views import JobView
 from omni_jobs.watch.watch import Watch, WatchPlace
@@ -181,4 +181,4 @@ class ChatStream:
 
 
 def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps({"error": shape_of(error, status, job_id=job_id)}))
+    return ServerSentEvent(json.dumps({"error": named_shape(error, status, job_id=job_id)}))

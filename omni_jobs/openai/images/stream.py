@@ -16,12 +16,12 @@ from typing import Any
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.large_event import LargeEvent
 from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.images.answer import picture_usage
 from omni_jobs.openai.images.request import WantedPictures
 from omni_jobs.openai.job_errors import JobFailure
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.views import JobView, ProgressView
 from omni_jobs.watch.watch import Watch, WatchPlace
 
@@ -167,4 +167,4 @@ async def _with_picture(told: str, base64: AsyncGenerator[bytes, None]) -> Async
 
 
 def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps({"error": shape_of(error, status, job_id=job_id)}))
+    return ServerSentEvent(json.dumps({"error": named_shape(error, status, job_id=job_id)}))

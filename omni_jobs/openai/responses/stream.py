@@ -18,11 +18,11 @@ from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError, TextChanged
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.http.large_event import LargeEvent, line_event
 from omni_jobs.jobs import Glance, Jobs
 from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.job_errors import error_of
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.openai.responses.answer import (
     attempt_of,
     calls_of,
@@ -144,7 +144,7 @@ class ResponseStream:
                     raise error_of(job)  # it goes on
             except OmniJobsError as error:
                 self._has_ended = True
-                shape = shape_of(error)
+                shape = named_shape(error)
                 yield _encoded(self._last, "error", {name: shape[name] for name in ("code", "message", "param")})
 
     async def _made(self, events: Iterable[_Event]) -> list[ServerSentEvent | LargeEvent]:

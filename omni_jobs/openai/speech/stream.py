@@ -9,8 +9,8 @@ from typing import Any
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.openai.chat.answer import usage_of
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.views import JobView
 
 _DELTA_BYTES = 192 << 10  # more would hold the event loop for milliseconds; a multiple of 3, so that none is padded
@@ -30,7 +30,7 @@ async def speech_events(
                     data = b64encode(piece[start : start + _DELTA_BYTES]).decode("ascii")
                     yield _event({"type": "speech.audio.delta", "audio": data})
     except OmniJobsError as error:
-        yield _event({"error": shape_of(error, job_id=job.id)})
+        yield _event({"error": named_shape(error, job_id=job.id)})
         return
     usage = usage_of([job], stage)
     counted = None if usage is None else {

@@ -13,11 +13,11 @@ from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.jobs import Jobs
 from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.client_names import rename
 from omni_jobs.openai.job_errors import JobFailure, check_completed
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.openai.told_text import MOST_CHARS, ToldText, grown_text, parts_of
 from omni_jobs.openai.transcriptions.answer import token_usage_of, transcription_of
 from omni_jobs.openai.transcriptions.request import TRANSCRIPTION_NAMES, WantedTranscription
@@ -103,4 +103,4 @@ def _event(its: Mapping[str, Any]) -> ServerSentEvent:
 
 def _error(error: OmniJobsError, job_id: str, status: int | None = None) -> ServerSentEvent:
     rename(error, TRANSCRIPTION_NAMES)
-    return _event({"error": shape_of(error, status, job_id=job_id)})
+    return _event({"error": named_shape(error, status, job_id=job_id)})

@@ -8,10 +8,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from omni_jobs.http.error_answers import shape_of
 from omni_jobs.jobs import VideoJob
 from omni_jobs.openai.job_errors import error_of
-from omni_jobs.openai.named_field import with_field_named
+from omni_jobs.openai.named_field import named_shape
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts.messages import last_user_text
 from omni_jobs.states import JobState, StageRunState
@@ -176,7 +175,7 @@ def _share_done(run: StageRunView) -> float:
 
 
 def _error(job: JobView) -> VideoError:
-    shape = shape_of(with_field_named(error_of(job)))
+    shape = named_shape(error_of(job))
     return VideoError(code=shape["code"], message=shape["message"], param=shape["param"], type=shape["type"])
 
 

@@ -94,8 +94,10 @@ def test_a_text_is_told_to_its_end_while_a_later_stage_runs(api: ApiServer, stoc
     assert text_until(stream, "shone.") == f"{TEXT} shone."
     worker.complete(sound, artifacts=[worker.artifact(sound)])
     last = [chunk.choices[0] for chunk in stream]
-    assert b64decode(last[0].delta.audio.data) == b"RIFF"
-    assert [choice.finish_reason for choice in last] == [None, None, "stop"]
+    *sounds, end = [choice.delta.audio for choice in last if choice.delta.audio is not None]
+    assert b"".join(b64decode(sound.data) for sound in sounds) == b"RIFF"
+    assert end.expires_at
+    assert [choice.finish_reason for choice in last] == [None] * (len(last) - 1) + ["stop"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,7 @@ def test_a_failed_job_is_an_error_that_is_not_tried_again(
     with pytest.raises(openai.APIError) as caught:
         list(stream)
     assert (caught.value.code, caught.value.param) == (code, param)
+    assert str(caught.value) == (failure.message if param is None else f"{param}: {failure.message}")
 
     kind = openai.InternalServerError if status == 500 else openai.BadRequestError
     again = {"Idempotency-Key": "streamed"}

@@ -112,7 +112,10 @@ def test_a_picture_needs_a_description(tmp_path: Path, endpoint: str) -> None:
 @pytest.mark.parametrize("endpoint", ["images", "videos"])
 def test_an_edit_needs_a_picture(tmp_path: Path, endpoint: str) -> None:
     edit = {"edit": stage(endpoint, needs_picture=True)}
-    assert refused(tmp_path, edit, "A cat.") == local(UpscalePromptRenderer, "A cat.")
+    field, message = refused(tmp_path, edit, "A cat.")
+    as_image = message.replace("send it as input_reference", "send it to /v1/images/edits")
+    assert (field, as_image) == local(UpscalePromptRenderer, "A cat.")
+    assert (as_image == message) == (endpoint == "images")
     submitted(tmp_path, edit, [TEXT, PICTURE])
 
 
