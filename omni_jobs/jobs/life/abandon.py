@@ -40,7 +40,8 @@ def abandoned(tx: Connection, job_ids: Sequence[str]) -> list[str]:
 
 def ask_for(tx: Connection, job_ids: Sequence[str]) -> None:
     """Note that somebody asks for these jobs, so that they go on."""
-    tx.execute(delete(AbandonedJobRow).where(one_of(AbandonedJobRow.job_id, _ids)), {"ids": listed(sorted(job_ids))})
+    possible = sorted(job_id for job_id in job_ids if job_id.isprintable())  # PostgreSQL's text refuses surrogates
+    tx.execute(delete(AbandonedJobRow).where(one_of(AbandonedJobRow.job_id, _ids)), {"ids": listed(possible)})
 
 
 def cancel_abandoned(tx: Connection, answers_since: float = 0.0) -> tuple[int, set[str]]:

@@ -338,7 +338,7 @@ def test_a_cancel_that_has_waited_for_a_retry_knows_that_the_job_counts(jobs: Jo
     jobs.cancel(job_id)
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
-            retry(tx, job_id, None, "token")
+            retry(tx, job_id, None, {}, "token")
             cancelled = pool.submit(jobs.cancel, job_id)
             until_one_waits_for_a_lock(database)
         assert cancelled.result(30) is JobState.CANCELLED
