@@ -1,35 +1,25 @@
 """Routes of pictures, as OpenAI's clients ask for them: a job for each picture, for which the request waits."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from omni_jobs.api.artifact_answer import presigned_url, read_on_threads
-from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.media_answer import media_answer
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
-from omni_jobs.http.body_reader import read_json
-from omni_jobs.http.form_reader import read_form
+from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep
 from omni_jobs.jobs import StoredArtifact
-from omni_jobs.openai.client_names import in_client_names
 from omni_jobs.openai.images.answer import GAP, ImagesAnswer, images_answer
-from omni_jobs.openai.images.request import MOST_SOURCES, ImageRequest, WantedPictures, body_of_edit
-from omni_jobs.openai.images.stream import ImageStream, StreamedPicture
-from omni_jobs.openai.job_errors import check_completed, made_once
+from omni_jobs.openai.images.request import EDIT_FORM, WantedPictures, asked_edit, asked_generation
+from omni_jobs.openai.images.stream import ImageStream
 from omni_jobs.openai.media_in_json import as_base64
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.pipelines.outputs import IMAGE
-from omni_jobs.requests import Submission
-from omni_jobs.requests.json_body import parse_body
-from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
 
 router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=OpenAIRoute)
-
-_MOST_FILES = MOST_SOURCES + 4  # a few too many are refused by their name
 
 _COMMON: dict[str, Any] = {
     "model": {"type": "string", "description": "the pipeline's name"},
@@ -72,7 +62,7 @@ async def generate_images(caller: Submitter, request: Request, waiting: WaitingR
     `stream` previews come while a picture is drawn.
     """
     waiting.reserve(caller)
-    return await _answer(request, *await _generation(caller, request, waiting))
+    return await _answer(request, *await waiting.submitted(caller, await waiting.read(), asked_generation))
 
 
 @router.post(
@@ -84,72 +74,14 @@ async def generate_images(caller: Submitter, request: Request, waiting: WaitingR
 async def edit_images(caller: Submitter, request: Request, waiting: WaitingRequestDep) -> Response:
     """Make pictures of others: submit a job for each, and answer once they have completed, as for generations."""
     waiting.reserve(caller)
-    return await _answer(request, *await _edit(caller, request, waiting))
-
-
-# Functions of their own, because the answer may be late, and nothing is to hold what was sent until then.
-
-
-async def _generation(
-    caller: Caller, request: Request, waiting: WaitingRequest
-) -> tuple[WantedPictures, SubmittedJobs]:
-    settings, pipelines = waiting.services.settings, waiting.services.pipelines
-    body = await read_json(request, settings.max_body_bytes)
-
-    def parse() -> tuple[ImageRequest, Mapping[str, Any]]:
-        sent = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-        return ImageRequest.generation(sent, pipelines), sent
-
-    return await _submitted(caller, waiting, body, len(body), parse)
-
-
-async def _edit(caller: Caller, request: Request, waiting: WaitingRequest) -> tuple[WantedPictures, SubmittedJobs]:
-    settings, pipelines = waiting.services.settings, waiting.services.pipelines
-    form = await read_form(request, settings.max_body_bytes, max_files=_MOST_FILES)
-    text = form.text_bytes
-
-    def parse() -> tuple[ImageRequest, Mapping[str, Any]]:
-        sent = body_of_edit(form)
-        return ImageRequest.edit(sent, pipelines), sent
-
-    return await _submitted(caller, waiting, text, len(text) + form.file_bytes, parse)
-
-
-async def _submitted(
-    caller: Caller,
-    waiting: WaitingRequest,
-    body: bytes | bytearray,
-    size: int,
-    parse: Callable[[], tuple[ImageRequest, Mapping[str, Any]]],
-) -> tuple[WantedPictures, SubmittedJobs]:
-    """Submit the jobs of what ``parse`` makes of ``body``. ``size``: the bytes that were sent, files and all."""
-    names: dict[str, str] = {}
-
-    def make() -> tuple[WantedPictures, list[Submission]]:
-        images, sent = parse()
-        names.update(images.answer.names)
-        return images.answer, images.submissions(sent, size, caller, waiting.idempotency_key)
-
-    with in_client_names(names):
-        return await waiting.submitted(caller, body, make, more_bytes=size - len(body))
+    return await _answer(request, *await waiting.submitted(caller, await waiting.read(EDIT_FORM), asked_edit))
 
 
 async def _answer(request: Request, wanted: WantedPictures, jobs: SubmittedJobs) -> Response:
     """Return the answer once the jobs have completed, or the one that streams their pictures."""
-    with in_client_names(wanted.names):
-        if not wanted.stream:
-            answer = await jobs.answer(partial(_whole, request, wanted, jobs))
-        else:
-            stream = ImageStream(
-                jobs.services.watch,
-                partial(_streamed, jobs),
-                jobs.leave,
-                jobs.place,
-                wanted,
-            )
-            with made_once(jobs.ids[0], has_key=jobs.has_key):
-                answer = await answer_with(stream.events(jobs.ids))
-    return with_ignored(answer, wanted.ignored)
+    if wanted.stream:
+        return await jobs.stream(ImageStream(jobs, partial(_streamed, jobs), wanted))
+    return await jobs.answer(partial(_whole, request, wanted, jobs))
 
 
 def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
@@ -163,23 +95,20 @@ def _whole(request: Request, wanted: WantedPictures, jobs: SubmittedJobs, comple
     return media_answer(jobs, answer.model_dump_json(exclude_none=True), GAP, [each.ref for each in made])
 
 
-async def _streamed(jobs: SubmittedJobs, job_id: str) -> StreamedPicture:
-    """Return the picture of a job that has ended. Raises JobFailure, and what the reads raise."""
-    job, made, pieces = await jobs.on_artifact_thread(partial(_opened, jobs, job_id), goes_on=True)
-    base64 = read_on_threads(pieces, jobs.services.artifact_threads, jobs.caller.sees)
-    return StreamedPicture(job, _format(made), base64)
+async def _streamed(jobs: SubmittedJobs, job: JobView) -> tuple[str, AsyncGenerator[bytes, None]]:
+    """Return the format of a completed job's picture, and its base64 in pieces. Raises what the reads raise."""
+    made, pieces = await jobs.on_artifact_thread(partial(_opened, jobs, job), goes_on=True)
+    return _format(made), read_on_threads(pieces, jobs.artifact_threads, jobs.tenant)
 
 
-def _opened(jobs: SubmittedJobs, job_id: str) -> tuple[JobView, StoredArtifact, Generator[bytes]]:
-    """Return a completed job, its picture, and the base64 of that in pieces, of which the first is read already.
+def _opened(jobs: SubmittedJobs, job: JobView) -> tuple[StoredArtifact, Generator[bytes]]:
+    """Return the picture of a completed job, and the base64 of that in pieces, of which the first is read already.
 
     So an error of the store is told, but for one in the middle of a large picture. Call this on a thread.
     """
-    job = jobs.see(job_id)
-    check_completed(job)
     made = jobs.made(job, "image")
     pieces = as_base64(jobs.services.store.open_stream(made.ref))
-    return job, made, _from(next(pieces), pieces)
+    return made, _from(next(pieces), pieces)
 
 
 def _from(first: bytes, rest: Generator[bytes]) -> Generator[bytes]:

@@ -24,6 +24,6 @@ def media_answer(jobs: SubmittedJobs, text: str, gap: str, media: Sequence[Objec
     pieces = pieces_of(text, gap, map(services.store.open_stream, media))
     if sum(sizes) <= _WHOLE_BYTES:
         return Response(b"".join(pieces), media_type="application/json")
-    streamed = read_on_threads(pieces, services.artifact_threads, jobs.caller.sees)
+    streamed = read_on_threads(pieces, services.artifact_threads, jobs.tenant)
     headers = {"Content-Length": str(length_of(text, sizes))}
     return StreamingResponse(streamed, headers=headers, media_type="application/json")

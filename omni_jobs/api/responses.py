@@ -13,21 +13,17 @@ from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.until_answered import UntilAnswered
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep, with_ignored
+from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep
 from omni_jobs.errors import InvalidRequest, NotFound
-from omni_jobs.http.body_reader import read_json
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import WholeNumber
-from omni_jobs.openai.job_errors import made_once
 from omni_jobs.openai.responses.answer import ModelResponse, response_id_of, response_of
 from omni_jobs.openai.responses.earlier_response import FIELD, chars_of, messages_before
 from omni_jobs.openai.responses.input_items import InputItems, page_of
 from omni_jobs.openai.responses.numbers import MOST
-from omni_jobs.openai.responses.request import ResponseFields, ResponseRequest, WantedResponse, kept_of, no_response
+from omni_jobs.openai.responses.request import WantedResponse, asked_response, kept_of, no_response
 from omni_jobs.openai.responses.stream import ResponseStream
 from omni_jobs.openai.route import OpenAIRoute
-from omni_jobs.requests import Submission
-from omni_jobs.requests.json_body import parse_body
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
 
@@ -78,38 +74,28 @@ Include = Annotated[
     responses={**_STREAMED, **WAITING_ERRORS},
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
 )
-async def create_response(
-    caller: Submitter, request: Request, services: ServicesDep, waiting: WaitingRequestDep
-) -> Response:
+async def create_response(caller: Submitter, services: ServicesDep, waiting: WaitingRequestDep) -> Response:
     """Make a response: submit a job, and answer once it has completed.
 
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes
     on. With `background` the answer comes at once, and the job goes on whatever becomes of its client. With
     `stream` the events come, and `GET` takes them up where they break off.
     """
-    wanted, jobs = await _submitted(caller, request, services, waiting)
+    wanted, jobs = await _submitted(caller, services, waiting)
     if wanted.stream:
-        answer = await _streamed(wanted, jobs)
-    elif wanted.background:
-        with made_once(jobs.ids[0], has_key=jobs.has_key):
-            answer = await _answered(services, caller, jobs.ids[0])
-    else:
-        answer = await jobs.answer(partial(_whole, jobs))
-    return with_ignored(answer, wanted.ignored)
+        reader = _reader(services, caller, partial(_read, services, caller, jobs.ids[0]))
+        return await jobs.stream(ResponseStream(jobs.jobs, jobs.watch, reader, jobs.reserve()))
+    if wanted.background:
+        return await jobs.answer_now(_answered(services, caller, jobs.ids[0]))
+    return await jobs.answer(partial(_whole, jobs))
 
 
 async def _submitted(
-    caller: Caller, request: Request, services: Services, waiting: WaitingRequest
+    caller: Caller, services: Services, waiting: WaitingRequest
 ) -> tuple[WantedResponse, SubmittedJobs]:
     """Read the body and submit the job. A function of its own, because the answer may be late."""
-    settings = services.settings
-    body = await read_json(request, settings.max_body_bytes)
-    fields = ResponseFields()
-
-    def read() -> dict[str, Any]:
-        return parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-
-    sent = await services.lanes.run_parsing([body], read)
+    body = await waiting.read()
+    sent = await services.lanes.run_parsing([body.text], body.parse)
     if sent.get("stream") is True or sent.get("background") is not True:
         waiting.reserve(caller)
     earlier: list[dict[str, Any]] = []
@@ -118,14 +104,8 @@ async def _submitted(
         earlier, more_bytes = await services.list_threads.run(
             caller.sees, partial(_earlier, services, caller, sent[FIELD])
         )
-
-    def parse() -> tuple[WantedResponse, list[Submission]]:
-        response = ResponseRequest.of(sent, services.pipelines, earlier)
-        fields.places = response.places
-        return response.answer, [response.submission(sent, len(body) + more_bytes, caller, waiting.idempotency_key)]
-
-    with fields.named():
-        return await waiting.submitted(caller, body, parse, more_bytes=more_bytes)
+    parsed = body._replace(size=body.size + more_bytes, parse=lambda: sent)
+    return await waiting.submitted(caller, parsed, partial(asked_response, earlier=earlier))
 
 
 def _earlier(services: Services, caller: Caller, response_id: Any) -> tuple[list[dict[str, Any]], int]:
@@ -140,22 +120,9 @@ def _earlier(services: Services, caller: Caller, response_id: Any) -> tuple[list
     return messages, chars_of(messages)
 
 
-async def _streamed(wanted: WantedResponse, jobs: SubmittedJobs) -> Response:
-    """Return the answer that streams the events. Raises JobFailure for an error that comes before the first."""
-    stream = ResponseStream(
-        jobs.services.jobs,
-        jobs.services.watch,
-        _reader(jobs.services, jobs.caller, partial(_read, jobs.services, jobs.caller, jobs.ids[0])),
-        jobs.place,
-        leave=None if wanted.background else jobs.leave,
-    )
-    with made_once(jobs.ids[0], has_key=jobs.has_key):
-        return await answer_with(stream.events())
-
-
 def _whole(jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
     job = completed[0]
-    return _shown(job, jobs.services.jobs.admitted_request(job.id, jobs.caller.sees))
+    return _shown(job, jobs.jobs.admitted_request(job.id, jobs.tenant))
 
 
 @router.get("/{response_id}", response_model=ModelResponse, responses={**_STREAMED, **errors(400, 404, 503)})

@@ -4,29 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from omni_jobs.api.artifact_answer import bytes_answer, read_on_threads
 from omni_jobs.api.event_stream import stream_of
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.services import Services, ServicesDep
-from omni_jobs.api.waiting_request import (
-    WAITING_ERRORS,
-    SubmittedJobs,
-    WaitingRequest,
-    WaitingRequestDep,
-    named_after,
-    with_ignored,
-)
-from omni_jobs.http.body_reader import read_json
-from omni_jobs.openai.client_names import in_client_names
+from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep, named_after
 from omni_jobs.openai.route import OpenAIRoute
-from omni_jobs.openai.speech.request import SPEECH_NAMES, SpeechRequest, WantedSpeech
+from omni_jobs.openai.speech.request import WantedSpeech, asked_speech
 from omni_jobs.openai.speech.stream import speech_events
 from omni_jobs.pipelines.outputs import AUDIO
-from omni_jobs.requests import Submission
-from omni_jobs.requests.json_body import parse_body
-from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
 
 router = APIRouter(prefix="/v1/audio/speech", tags=["openai"], route_class=OpenAIRoute)
@@ -54,39 +41,21 @@ _CONTENT: dict[str, Any] = {each.media_type: {} for each in AUDIO.formats} | {"t
     },
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
 )
-async def create_speech(
-    caller: Submitter, request: Request, services: ServicesDep, waiting: WaitingRequestDep
-) -> Response:
+async def create_speech(caller: Submitter, waiting: WaitingRequestDep) -> Response:
     """Speak a text: submit a job, and answer with its sound once it has completed.
 
     504 `still_running`, with `job_id`, if that takes longer than the server or the client waits: the job goes on.
     """
     waiting.reserve(caller)
-    with in_client_names(SPEECH_NAMES):
-        wanted, jobs = await _submitted(caller, request, services, waiting)
-        answer = await jobs.answer(partial(_spoken, wanted, jobs))
-    return with_ignored(named_after(jobs, answer), wanted.ignored)
-
-
-async def _submitted(
-    caller: Caller, request: Request, services: Services, waiting: WaitingRequest
-) -> tuple[WantedSpeech, SubmittedJobs]:
-    settings = services.settings
-    body = await read_json(request, settings.max_body_bytes)
-
-    def parse() -> tuple[WantedSpeech, list[Submission]]:
-        sent = parse_body(body, settings.max_body_bytes, settings.max_text_bytes)
-        speech = SpeechRequest.of(sent, services.pipelines)
-        return speech.answer, [speech.submission(sent, len(body), caller, waiting.idempotency_key)]
-
-    return await waiting.submitted(caller, body, parse)
+    wanted, jobs = await waiting.submitted(caller, await waiting.read(), asked_speech)
+    return named_after(jobs, await jobs.answer(partial(_spoken, wanted, jobs)))
 
 
 def _spoken(wanted: WantedSpeech, jobs: SubmittedJobs, completed: Sequence[JobView]) -> Response:
     """Return the answer with the sound of the completed job, which is read while it is sent."""
     [job] = completed
     sound = jobs.made(job, "audio")
-    services, tenant = jobs.services, jobs.caller.sees
+    services, tenant = jobs.services, jobs.tenant
     if not wanted.as_events:
         return bytes_answer(services, sound.ref, None, {}, sound.media_type, tenant, head_only=False)
     pieces = read_on_threads(services.store.open_stream(sound.ref), services.artifact_threads, tenant)

@@ -1,10 +1,8 @@
 """Routes of videos, as OpenAI's clients ask for them: a job for each. No request waits for one."""
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -17,13 +15,10 @@ from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
 from omni_jobs.errors import Conflict, Gone, InvalidRequest, NotFound
-from omni_jobs.http.body_reader import check_content_type, read_json
 from omni_jobs.http.error_answers import errors
-from omni_jobs.http.form_reader import read_form
 from omni_jobs.http.request_parameters import WholeNumber
 from omni_jobs.jobs import Detail, StoredArtifact, VideoJob
-from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.job_errors import error_of, made_once
+from omni_jobs.openai.job_errors import error_of
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.openai.videos.answer import (
     DeletedVideo,
@@ -34,10 +29,7 @@ from omni_jobs.openai.videos.answer import (
     video_id_of,
     video_of,
 )
-from omni_jobs.openai.videos.request import VideoRequest, body_of_video
-from omni_jobs.requests import Submission, request_digest
-from omni_jobs.requests.json_body import parse_body
-from omni_jobs.settings import Settings
+from omni_jobs.openai.videos.request import VIDEO_FORM, asked_video
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import JobView
@@ -79,43 +71,10 @@ OfVideo = Annotated[str, Depends(_job_id)]
         "requestBody": {"required": True, "content": {_FORM: {"schema": _IN_FORM}, _JSON: {"schema": _BODY}}}
     },
 )
-async def create_video(
-    caller: Submitter, request: Request, services: ServicesDep, waiting: WaitingRequestDep
-) -> Response:
+async def create_video(caller: Submitter, services: ServicesDep, waiting: WaitingRequestDep) -> Response:
     """Submit a job that makes a video, and answer at once. Ask for it by its id until it is `completed` or `failed`."""
-    body = await _read(request, services.settings)
-
-    names: dict[str, str] = {}
-
-    def parse() -> tuple[None, list[Submission]]:
-        sent = body.parse()
-        asked = VideoRequest.of(sent, services.pipelines)
-        names.update(asked.names)
-        return None, [Submission(asked.request, request_digest(sent), body.size, caller, waiting.idempotency_key)]
-
-    with in_client_names(names):
-        _, jobs = await waiting.submitted(caller, body.text, parse, more_bytes=body.size - len(body.text))
-        [job_id] = jobs.ids
-        with made_once(job_id, has_key=jobs.has_key):
-            return await run_sync(lambda: _answer(_shown(services, _found(services, job_id, caller))))
-
-
-class _Body(NamedTuple):
-    """A body: what of it is to be parsed, how many bytes came, and what parses it."""
-
-    text: bytes | bytearray
-    size: int
-    parse: Callable[[], dict[str, Any]]
-
-
-async def _read(request: Request, settings: Settings) -> _Body:
-    most_bytes, most_text = settings.max_body_bytes, settings.max_text_bytes
-    if check_content_type(request, _FORM, _JSON) == _JSON:
-        body = await read_json(request, most_bytes)
-        return _Body(body, len(body), partial(parse_body, body, most_bytes, most_text))
-    form = await read_form(request, most_bytes, max_files=2, max_text_bytes=most_text)
-    text = form.text_bytes
-    return _Body(text, len(text) + form.file_bytes, partial(body_of_video, form))
+    _, jobs = await waiting.submitted(caller, await waiting.read(VIDEO_FORM), asked_video)
+    return await jobs.answer_now(run_sync(lambda: _answer(_shown(services, _found(services, jobs.ids[0], caller)))))
 
 
 @router.get("", response_model=VideoList, responses=errors(400, 503))

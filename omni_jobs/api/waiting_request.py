@@ -1,31 +1,43 @@
 """``WaitingRequest``: a request that submits jobs and waits for them, whatever its form. It is a route's dependency.
 
 reserve(caller) → the request's place among those that wait
-submitted(caller, body, parse) → what was asked for, and its SubmittedJobs
+read(form) → the body, unparsed
+submitted(caller, body, asked) → how the answer is wanted, and the SubmittedJobs
 SubmittedJobs.answer(read) → the answer that ``read`` makes of the completed jobs, in time
+SubmittedJobs.stream(stream) → the answer that streams them
 """
 
 from asyncio import CancelledError
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, Header, Request, Response
 
 from omni_jobs.api.artifact_answer import artifact_of
+from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.until_answered import UntilAnswered
 from omni_jobs.errors import DatabaseUnavailable, Gone, OmniJobsError, ServerBusy, StillRunning, TooSlow
+from omni_jobs.http.body_reader import check_content_type, read_json
 from omni_jobs.http.error_answers import errors
+from omni_jobs.http.form_reader import read_form
 from omni_jobs.http.places import Connection
 from omni_jobs.http.request_parameters import idempotency_key_header
 from omni_jobs.jobs import FirstTry, NewJob, StoredArtifact, SubmitResult, new_try
+from omni_jobs.openai.asked_jobs import AskedJobs
+from omni_jobs.openai.client_names import in_client_names
+from omni_jobs.openai.followed_jobs import FollowedJobs
+from omni_jobs.openai.form_body import TakenForm
 from omni_jobs.openai.job_errors import JobFailure, check_completed, made_once
+from omni_jobs.openai.stream import ClientStream
 from omni_jobs.openai.waiting import wait_limit_s
+from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.requests import Submission, request_digest
+from omni_jobs.requests.json_body import parse_body
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.views import JobView
 from omni_jobs.watch.watch import WatchPlace
@@ -33,28 +45,36 @@ from omni_jobs.watch.watch import WatchPlace
 WAITING_ERRORS: Final = errors(400, 403, 404, 408, 409, 410, 413, 415, 429, 500, 503, 504)
 """The errors that a route of a ``WaitingRequest`` may answer."""
 
+_JSON, _FORM = "application/json", "multipart/form-data"
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedJobs:
-    """The jobs that one request has submitted, in the order of what it asked for.
+class SentBody(NamedTuple):
+    """A body: what of it is to be parsed, which a form's files are not; for how many bytes it counts; its parser."""
 
-    ids        of one job at least
+    text: bytes | bytearray
+    size: int
+    parse: Callable[[], Mapping[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True)
+class SubmittedJobs(FollowedJobs):
+    """The jobs that one request has submitted.
+
+    ignored    the names of what is ignored of the request, which each answer names in ``X-Ignored``
     has_key    whether the same request, sent again, gives these jobs again
     first_try  what stands for the client's own key, where it gave none
-    reserve    reserves the request's place among those that wait, unless it has one
+    within_s   for how long an answer may wait
     """
 
-    ids: Sequence[str]
+    ignored: Sequence[str]
     has_key: bool
     first_try: FirstTry | None
-    reserve: Callable[[], WatchPlace]
     services: Services
-    caller: Caller
-    connection: Connection | None
     within_s: float
+    _is_answered: bool = field(default=False, init=False)
+    _stream: ClientStream | None = field(default=None, init=False)
 
     async def answer(self, read: Callable[[Sequence[JobView]], Response]) -> Response:
         """Return what ``read`` makes of the jobs once they have completed. It is called on a thread.
@@ -63,60 +83,79 @@ class SubmittedJobs:
         server or the client waits, and where an error follows that must not make the client submit again. Raises
         ServerBusy where the server stops, and the client may send its request again.
         """
-        watch = self.services.watch
-        with made_once(self.ids[0], has_key=self.has_key):
-            with self.place:
-                await watch.until_all_ended(self.ids, self.within_s, self.place)
+        with self._answering():
+            with self.reserve() as place:
+                await self.watch.until_all_ended(self.ids, self.within_s, place)
             try:
-                return await self.on_artifact_thread(lambda: read(self._completed()))
+                answer = await self.on_artifact_thread(lambda: read(self._completed()))
             except JobFailure as failure:
-                if not isinstance(failure.error, StillRunning):
-                    raise
-                if self.has_left:
-                    self.leave()
-                elif watch.is_released and self.has_key:
+                may_repeat = self.watch.is_released and self.has_key and not self.has_left
+                if may_repeat and isinstance(failure.error, StillRunning):
                     raise ServerBusy("the server stops: send the request again, to get the same job") from None
                 raise
+        return self._noted(answer)
 
-    async def on_artifact_thread(self, work: Callable[[], T], *, goes_on: bool = False) -> T:
-        """Call ``work``, which reads artifacts, on a thread of those that the caller's tenant may use for that.
+    async def answer_now(self, work: Awaitable[Response]) -> Response:
+        """Return the answer that ``work`` makes of the jobs as they are. Raises what ``answer`` does."""
+        with self._answering():
+            return self._noted(await work)
 
-        ``goes_on``: it belongs to an answer that has begun. Else it raises ServerBusy if too many of the tenant wait.
+    async def stream(self, stream: ClientStream, ping: Callable[[], str] | None = None) -> Response:
+        """Return the answer that streams these events, with a ``ping`` as in ``answer_with``.
+
+        Raises JobFailure for an error that comes before the first.
         """
-        return await self.services.artifact_threads.run(self.caller.sees, work, goes_on=goes_on)
+        with self._answering():
+            answer = await answer_with(stream.events(), ping)
+        self._stream = stream
+        return self._noted(answer)
 
-    @property
-    def place(self) -> WatchPlace:
-        """The request's place among those that wait."""
-        return self.reserve()
+    def leave_unless_told(self) -> None:
+        """Note that the client has left, unless it was told all: the jobs are cancelled if nobody asks for them.
 
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has closed its connection."""
-        return self.connection is not None and self.connection.has_left
-
-    def leave(self) -> None:
-        """Note that the client has left, so that the jobs are cancelled unless somebody asks for them."""
-        self.services.request_notes.leave(self.ids, self.first_try)
+        Call it once the request is over.
+        """
+        stream, self._stream = self._stream, None  # which holds these jobs: the two would wait for the collector
+        is_told = self._is_answered if stream is None else stream.has_ended
+        if not is_told:
+            self.services.request_notes.leave(self.ids, self.first_try)
 
     async def end_try(self) -> None:
         """Note that the client has its answer, so that a request that comes later is none of its repetitions."""
         if self.first_try is not None and not self.has_left:
             self.services.request_notes.end(self.first_try)
 
-    def see(self, job_id: str) -> JobView:
-        """Return a job as the client may see it. Call this on a thread."""
-        return self.services.jobs.get(job_id, self.caller.sees)
-
     def made(self, job: JobView, modality: str) -> StoredArtifact:
         """Return the artifact that a completed job has made of an output. Call this on a thread.
 
         Raises Gone once the artifact's time to live is over.
         """
-        artifact = artifact_of(self.services, job, modality, self.caller.sees)
+        artifact = artifact_of(self.services, job, modality, self.tenant)
         if artifact is None:
             raise Gone(f"the {modality} of job {job.id} is not kept any longer")
         return artifact
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Context manager: an error in the block is the job's, and names the client's field.
+
+        The client has its answer then, unless it has left a job that goes on.
+        """
+        try:
+            with in_client_names(self.name_of), made_once(self.ids[0], has_key=self.has_key):
+                yield
+        except JobFailure as failure:
+            self._is_answered = not (self.has_left and isinstance(failure.error, StillRunning))
+            raise
+        except OmniJobsError:
+            self._is_answered = True
+            raise
+        self._is_answered = True
+
+    def _noted(self, answer: Response) -> Response:
+        if self.ignored:
+            answer.headers["X-Ignored"] = ", ".join(dict.fromkeys(self.ignored))
+        return answer
 
     def _completed(self) -> list[JobView]:
         jobs = [self.see(job_id) for job_id in self.ids]
@@ -153,41 +192,63 @@ class WaitingRequest:
             self._place = self.until_answered.enter_context(place)
         return self._place
 
-    async def submitted(
-        self,
-        caller: Caller,
-        body: bytes | bytearray,
-        parse: Callable[[], tuple[T, list[Submission]]],
-        *,
-        more_bytes: int = 0,
-    ) -> tuple[T, SubmittedJobs]:
-        """Submit what ``parse`` makes of the body, and return the jobs with what ``parse`` says besides.
+    async def read(self, form: TakenForm | None = None) -> SentBody:
+        """Read the body: JSON, or this form. Raises what ``read_json`` and ``read_form`` raise."""
+        settings = self.services.settings
+        most_bytes, most_text_bytes = settings.max_body_bytes, settings.max_text_bytes
+        if form is None or (form.or_json and check_content_type(self.request, _FORM, _JSON) == _JSON):
+            body = await read_json(self.request, most_bytes)
+            return SentBody(body, len(body), partial(parse_body, body, most_bytes, most_text_bytes))
+        sent = await read_form(self.request, most_bytes, max_files=form.most_files, max_text_bytes=most_text_bytes)
+        text = sent.text_bytes
+        return SentBody(text, len(text) + sent.file_bytes, partial(form.fields_of, sent))
 
-        ``parse`` may be called on a thread. ``body`` is what it reads, but for files and other text, of ``more_bytes``.
-        Raises what it raises, and the error of the first submission that is refused: then none of the jobs goes on.
+    async def submitted(
+        self, caller: Caller, body: SentBody, asked: Callable[[Mapping[str, Any], Pipelines], AskedJobs[T]]
+    ) -> tuple[T, SubmittedJobs]:
+        """Submit what ``asked`` makes of the body, and return how it is to be answered, and the jobs.
+
+        ``asked`` may be called on a thread. Raises what it and the body's ``parse`` raise, and the error of the first
+        submission that is refused: then none of the jobs goes on. Unless the request does not wait for the jobs, they
+        are left where it ends before its client was told of them.
         """
         services = self.services
-        wanted, submissions = await services.lanes.run_parsing([body], parse, more_bytes=more_bytes)
+
+        def parse() -> tuple[AskedJobs[T], list[Submission]]:
+            sent = body.parse()
+            made = asked(sent, services.pipelines)
+            return made, made.submissions(sent, body.size, caller, self.idempotency_key)
+
+        more_bytes = body.size - len(body.text)
+        wanted, submissions = await services.lanes.run_parsing([body.text], parse, more_bytes=more_bytes)
         path = self.request.scope["route"].path  # the same body asks each route for something else
         digest = request_digest({"path": path, "body": submissions[0].digest})
         first_try, is_new = await self._first_try(caller, digest)
         for number, each in enumerate(submissions):
             key = each.idempotency_key if first_try is None else f"{first_try.key}#{number}"
             submissions[number] = replace(each, digest=digest, idempotency_key=key)
-        ids = await self._submit(submissions, first_try, is_new=is_new)
-        self.request.state.body.end()  # nothing holds it any more, and the answer may be late
+        with in_client_names(wanted.name_of):
+            ids = await self._submit(submissions, first_try, is_new=is_new)
         jobs = SubmittedJobs(
             ids=ids,
+            jobs=services.jobs,
+            watch=services.watch,
+            tenant=caller.sees,
+            connection=self.connection,
+            reserve=partial(self.reserve, caller),
+            artifact_threads=services.artifact_threads,
+            name_of=wanted.name_of,
+            ignored=wanted.ignored,
             has_key=self.idempotency_key is not None or first_try is not None,
             first_try=first_try,
-            reserve=partial(self.reserve, caller),
             services=services,
-            caller=caller,
-            connection=self.connection,
             within_s=wait_limit_s(services.settings.wait_limit_s, self.timeouts),
         )
+        if not wanted.goes_on:
+            self.until_answered.callback(jobs.leave_unless_told)
+        self.request.state.body.end()  # nothing holds it any more, and the answer may be late
         self.request.state.when_answered = jobs.end_try
-        return wanted, jobs
+        return wanted.answer, jobs
 
     async def _first_try(self, caller: Caller, digest: str) -> tuple[FirstTry | None, bool]:
         """Return the first try that this request is, or repeats, and whether it is a new one.
@@ -273,13 +334,6 @@ async def _waiting_request(  # async, because FastAPI calls other functions on a
 
 
 WaitingRequestDep = Annotated[WaitingRequest, Depends(_waiting_request)]
-
-
-def with_ignored(answer: Response, ignored: Sequence[str]) -> Response:
-    """Return the answer, which names in ``X-Ignored`` the parameters that are ignored."""
-    if ignored:
-        answer.headers["X-Ignored"] = ", ".join(ignored)
-    return answer
 
 
 def named_after(jobs: SubmittedJobs, answer: Response) -> Response:

@@ -10,13 +10,29 @@ from omni_jobs.pipelines.stage_config import Pipeline
 
 def pipeline_of(asked: Mapping[str, Any], pipelines: Pipelines, *, takes: str, makes: str) -> Pipeline:
     """Return the pipeline that ``model`` names. Raises InvalidRequest unless it takes and makes these, and NotFound."""
-    name = asked.get("model")
-    if not isinstance(name, str):
-        raise InvalidRequest("is required" if name is None else "must be a string", field="model")
-    pipeline = pipelines.named(name)
+    pipeline = pipelines.named(text_in(asked, "model"))
     if takes not in pipeline.accepts or makes not in pipeline.outputs:
         raise InvalidRequest(f"pipeline {pipeline.name} does not make {makes} of {takes}", field="model")
     return pipeline
+
+
+def text_in(asked: Mapping[str, Any], name: str) -> str:
+    """Return the parameter. Raises InvalidRequest unless it is given, and a text."""
+    text = asked.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest("is required" if text is None else "must be a string", field=name)
+    return text
+
+
+def flag(asked: Mapping[str, Any], name: str, prefix: str = "") -> bool:
+    """Return whether the parameter is true; it need not be given. ``prefix``: where it stands, for the error.
+
+    Raises InvalidRequest for what is neither true nor false.
+    """
+    value = asked.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest("must be true or false", field=f"{prefix}{name}")
+    return value is True
 
 
 def one_of(asked: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:

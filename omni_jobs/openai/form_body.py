@@ -1,7 +1,8 @@
-"""``body_of``: a form as JSON would say it."""
+"""``TakenForm``: a form that a view takes, and ``body_of``: a form as JSON would say it."""
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from omni_jobs.errors import InvalidInput, InvalidRequest
@@ -15,6 +16,21 @@ _FLAGS = {"true": True, "false": False}
 _PART = re.compile(r"([a-z_]{1,64})((?:\[[^\[\]]{1,64}\]){1,2})")  # of an object, as the stock client nests them
 _KEY = re.compile(r"\[([^\[\]]+)\]")
 _MOST_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TakenForm:
+    """A form that a view takes.
+
+    fields_of   returns it as JSON would have it, its files as Uploads; raises InvalidRequest and RequestTooLarge naming
+                a field
+    most_files  how many files are read, a few too many, so that these are refused by their name
+    or_json     whether the view takes JSON as well
+    """
+
+    fields_of: Callable[[Form], dict[str, Any]]
+    most_files: int
+    or_json: bool = False
 
 
 def body_of(form: Form, typed: Container[str], objects: Mapping[str, int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_frames": ("num_frames",),
 }
 """A client's name → what stages call it, some so and some so."""
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 class StageNames:
@@ -70,9 +73,15 @@ class StageNames:
     def _nobody_has(self, name: str) -> InvalidRequest:
         return InvalidRequest(f"no stage of pipeline {self._pipeline.name} has it as a parameter", field=name)
 
-    def set_size(self, width: int, height: int) -> None:
-        """Set the size, in pixels. Raises InvalidRequest naming ``size`` if no stage has one, or has another one."""
-        for values in ({"width": width, "height": height}, {"size": f"{width}x{height}"}):
+    def set_size(self, size: Any, such: str) -> None:
+        """Set the size, WIDTHxHEIGHT in pixels. ``such``: what a client may send, for the error.
+
+        Raises InvalidRequest naming ``size`` for another form, and if no stage has one, or has another one.
+        """
+        found = _SIZE.fullmatch(size) if isinstance(size, str) else None
+        if found is None:
+            raise InvalidRequest(f"must be WIDTHxHEIGHT, as in {such}", field="size")
+        for values in ({"width": int(found[1]), "height": int(found[2])}, {"size": size}):
             if stages := [stage for stage in self._running if all(stage.has_parameter(own) for own in values)]:
                 self._set(stages, values, "size")
                 return

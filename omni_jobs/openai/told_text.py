@@ -5,10 +5,10 @@ from contextlib import aclosing
 from typing import Final
 
 from omni_jobs.errors import TextChanged
-from omni_jobs.jobs import Glance, Jobs
+from omni_jobs.jobs import Glance
+from omni_jobs.openai.followed_jobs import FollowedJobs
 from omni_jobs.states import StageRunState
 from omni_jobs.watch.new_text import NewText
-from omni_jobs.watch.watch import Watch, WatchPlace
 
 MOST_CHARS: Final = 16_384
 """The characters that one event of a stream has at most."""
@@ -54,26 +54,19 @@ class ToldText:
         return rest
 
 
-async def grown_text(
-    jobs: Jobs,
-    watch: Watch,
-    job_id: str,
-    stage: str | None,
-    told: ToldText,
-    place: WatchPlace,
-) -> AsyncGenerator[str, None]:
-    """Yield what the text of a job's ``stage`` has grown by, and add it to ``told``, until the job has ended.
+async def grown_text(jobs: FollowedJobs, job_id: str, stage: str | None, told: ToldText) -> AsyncGenerator[str, None]:
+    """Yield what the text of a job's ``stage`` has grown by, in parts, and add it to ``told``, until the job has ended.
 
     The first is "", once the job is watched. It ends for all reasons for which ``Watch.changes`` ends, and raises
     TextChanged where an attempt writes another text than was told. ``stage`` None: no text is told.
     """
-    texts = NewText(jobs, watch, job_id)
-    changes = watch.changes(job_id, place, with_runs=True)
-    async with aclosing(changes):
+    texts = NewText(jobs.jobs, jobs.watch, job_id)
+    async with aclosing(jobs.changes(job_id)) as changes:
         glance = await anext(changes, None)
         yield ""
         while glance is not None:
-            yield await _new_text(glance, stage, told, texts)
+            for part in parts_of(await _new_text(glance, stage, told, texts)):
+                yield part
             if glance.state.is_final:
                 return
             glance = await anext(changes, None)
@@ -93,7 +86,7 @@ async def _new_text(glance: Glance, stage: str | None, told: ToldText, texts: Ne
     return new
 
 
-def parts_of(text: str, most: int) -> Iterator[str]:
+def parts_of(text: str, most: int = MOST_CHARS) -> Iterator[str]:
     """Yield a text in parts of ``most`` characters, the last one shorter."""
     for start in range(0, len(text), most):
         yield text[start : start + most]

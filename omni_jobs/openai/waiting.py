@@ -1,4 +1,4 @@
-"""How long a request waits for its jobs."""
+"""``wait_limit_s``: how long a request waits for its jobs."""
 
 import re
 from collections.abc import Iterable

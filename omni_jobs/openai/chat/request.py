@@ -1,17 +1,16 @@
-"""``ChatRequest``: the body of a chat completion, as the jobs that it asks for."""
+"""``asked_chat``: the body of a chat completion, as the jobs that it asks for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.asked import voice_of, with_parameters
+from omni_jobs.openai.asked import flag, pipeline_of, voice_of, with_parameters
+from omni_jobs.openai.asked_jobs import AskedJobs, seeds_of
 from omni_jobs.openai.chat.parameters import CHAT_COMPLETIONS
-from omni_jobs.openai.several_jobs import seeds_of, submissions_of
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.requests import JobRequest, Submission
-from omni_jobs.tenants.caller import Caller
+from omni_jobs.requests import JobRequest
 
 MOST_CHOICES: Final = 16
 MOST_STOPS: Final = 4
@@ -31,83 +30,48 @@ _MODALITIES = ("text", "audio")
 _UNSAID = ("refusal", "annotations", "audio", "function_call", "name")  # of a message: nothing, where they are null
 _NO_WISHES: Mapping[str, Any] = {"response_format": {"type": "text"}, "logprobs": False, "top_logprobs": 0}
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+_ASIDE = ("stream", "stream_options")
 
 
 @dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """How a chat completion is to be answered. It holds nothing of the request's media, because an answer may be late.
+    """How a chat completion is to be answered.
 
     text_stage     the stage that makes the text
     stream         whether the text is streamed
     include_usage  whether a stream ends with the usage
-    ignored        the names of what is ignored
     """
 
     text_stage: str
     stream: bool
     include_usage: bool
-    ignored: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A chat completion that is asked for, correct in form: the requests of its jobs, one for each choice."""
+def asked_chat(body: Mapping[str, Any], pipelines: Pipelines) -> AskedJobs[WantedAnswer]:
+    """Return the jobs that a JSON object asks for, in which Uploads may stand for base64: one for each choice.
 
-    requests: tuple[JobRequest, ...]
-    answer: WantedAnswer
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], pipelines: Pipelines) -> "ChatRequest":
-        """Return the request that a JSON object is, in which Uploads may stand for base64.
-
-        Raises InvalidRequest naming the field, NotFound for an unknown model, and PluginBroken.
-        """
-        taken, ignored = CHAT_COMPLETIONS.sort(body)
-        pipeline = _pipeline(taken, pipelines)
-        stream = _flag(taken, "stream")
-        options = taken.get("stream_options", {})
-        if not isinstance(options, Mapping):
-            raise InvalidRequest("must be an object", field="stream_options")
-        if options and not stream:
-            raise InvalidRequest("given, and stream is not true", field="stream_options")
-        for name in options:
-            if name not in _STREAM_OPTIONS:
-                raise InvalidRequest("unknown key", field=f"stream_options.{name:.64}")
-        include_usage = _flag(options, "include_usage", "stream_options.")
-        asked = {name: value for name, value in taken.items() if name in _SAME}
-        asked |= _outputs(taken) | _priority(taken) | _stages(taken, pipeline)
-        _drop_unasked(asked, pipeline.stage(pipeline.outputs["text"].stage))
-        _check_stop(taken)
-        asked["messages"] = _messages(taken.get("messages"), ignored)
-        choices = [asked | ({} if seed is None else {"seed": seed}) for seed in seeds_of(taken, MOST_CHOICES)]
-        requests = tuple(JobRequest.parse(choice) for choice in choices)
-        text_stage = pipeline.outputs["text"].stage
-        return cls(requests, WantedAnswer(text_stage, stream, include_usage, tuple(dict.fromkeys(ignored))))
-
-    def submissions(self, body: Mapping[str, Any], size: int, caller: Caller, key: str | None) -> list[Submission]:
-        """Return a submission for each choice. ``body``, of ``size`` bytes, is what was sent, with ``key``.
-
-        How the answer is sent is no part of it: what broke off as a stream may be asked for whole, with the same key.
-        """
-        sent = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        return submissions_of(self.requests, sent, size, caller, key)
-
-
-def _pipeline(taken: Mapping[str, Any], pipelines: Pipelines) -> Pipeline:
-    name = taken.get("model")
-    if not isinstance(name, str):
-        raise InvalidRequest("is required" if name is None else "must be a string", field="model")
-    pipeline = pipelines.named(name)
-    if "text" not in pipeline.accepts or "text" not in pipeline.outputs:
-        raise InvalidRequest(f"pipeline {pipeline.name} does not answer text with text", field="model")
-    return pipeline
-
-
-def _flag(given: Mapping[str, Any], name: str, prefix: str = "") -> bool:
-    value = given.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest("must be true or false", field=f"{prefix}{name}")
-    return value is True
+    Raises InvalidRequest naming the field, NotFound for an unknown model, and PluginBroken.
+    """
+    taken, ignored = CHAT_COMPLETIONS.sort(body)
+    pipeline = pipeline_of(taken, pipelines, takes="text", makes="text")
+    stream = flag(taken, "stream")
+    options = taken.get("stream_options", {})
+    if not isinstance(options, Mapping):
+        raise InvalidRequest("must be an object", field="stream_options")
+    if options and not stream:
+        raise InvalidRequest("given, and stream is not true", field="stream_options")
+    for name in options:
+        if name not in _STREAM_OPTIONS:
+            raise InvalidRequest("unknown key", field=f"stream_options.{name:.64}")
+    include_usage = flag(options, "include_usage", "stream_options.")
+    asked = {name: value for name, value in taken.items() if name in _SAME}
+    asked |= _outputs(taken) | _priority(taken) | _stages(taken, pipeline)
+    _drop_unasked(asked, pipeline.stage(pipeline.outputs["text"].stage))
+    _check_stop(taken)
+    asked["messages"] = _messages(taken.get("messages"), ignored)
+    choices = [asked | ({} if seed is None else {"seed": seed}) for seed in seeds_of(taken, MOST_CHOICES)]
+    answer = WantedAnswer(pipeline.outputs["text"].stage, stream, include_usage)
+    return AskedJobs([JobRequest.parse(choice) for choice in choices], answer, _ASIDE, ignored)
 
 
 def _outputs(taken: Mapping[str, Any]) -> dict[str, Any]:

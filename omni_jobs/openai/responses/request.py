@@ -1,18 +1,18 @@
-"""``ResponseRequest``: the body of a response, as the chat completion that makes it."""
+"""``asked_response``: the body of a response, as the chat completion that makes it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omni_jobs.errors import InvalidRequest, NotFound, OmniJobsError
-from omni_jobs.openai.chat.request import ChatRequest
+from omni_jobs.errors import InvalidRequest, NotFound
+from omni_jobs.openai.asked import flag
+from omni_jobs.openai.asked_jobs import AskedJobs
+from omni_jobs.openai.chat.request import asked_chat
+from omni_jobs.openai.client_names import NameOf, in_client_names
 from omni_jobs.openai.responses.input import messages_of
 from omni_jobs.openai.responses.parameters import RESPONSES
 from omni_jobs.pipelines.loader import Pipelines
-from omni_jobs.requests import Submission, request_digest
-from omni_jobs.tenants.caller import Caller
 
 KEPT: Final = "response"
 """The key of ``Submission.kept`` by which a job is known as a response."""
@@ -43,99 +43,57 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class WantedResponse:
-    """How a response is to be answered. It holds nothing of the request's media, because an answer may be late."""
+    """How a response is to be answered."""
 
     stream: bool
     background: bool
-    ignored: tuple[str, ...]
 
 
-class ResponseFields:
-    """Gives errors the names by which the client of a response knows the fields of its chat completion.
+def asked_response(
+    body: Mapping[str, Any], pipelines: Pipelines, earlier: Sequence[dict[str, Any]] = ()
+) -> AskedJobs[WantedResponse]:
+    """Return the job that a JSON object asks for, in which Uploads may stand for base64.
 
-    places  where each message and call stands in what was sent, as ``InputMessages`` has it; None: it is not parsed,
-            and errors have the client's names
+    ``earlier``: the messages of the response that it follows. Raises InvalidRequest naming the field, NotFound for
+    an unknown model, and PluginBroken.
     """
+    taken, ignored = RESPONSES.sort(body)
+    stream, background = flag(taken, "stream"), flag(taken, "background")
+    _check_stream_options(taken, stream)
+    messages = messages_of(taken, earlier)
+    ignored += messages.ignored
+    asked = {name: taken[name] for name in _SAME if name in taken} | {"messages": messages.messages}
+    asked |= _text(taken, ignored) | _tools(taken) | _logprobs(taken, ignored)
+    if "max_output_tokens" in taken:
+        asked["max_completion_tokens"] = taken["max_output_tokens"]
+    modalities = taken.get("modalities")
+    if isinstance(modalities, list) and "text" not in modalities:
+        raise InvalidRequest("must have text", field="modalities")
+    name_of = names_at(messages.places)
+    with in_client_names(name_of):
+        chat = asked_chat(asked, pipelines)
+    kept: dict[str, Any] = {"stage": chat.answer.text_stage}
+    kept |= {"background": True} if background else {}
+    kept |= {"instructions": True} if "instructions" in taken else {}
+    kept |= {name: taken[name] for name in ("previous_response_id",) if name in taken}
+    ignored += [name_of(name).replace("messages.", "input.") for name in chat.ignored]
+    answer = WantedResponse(stream, background)
+    return AskedJobs(chat.requests, answer, chat.aside, ignored, name_of, {KEPT: kept}, goes_on=background)
 
-    def __init__(self, places: Mapping[str, str] | None = None) -> None:
-        self.places = places
 
-    def name_of(self, field: str) -> str:
-        """Return the client's name of a field of the chat completion."""
-        if self.places is None:
-            return field
+def names_at(places: Mapping[str, str]) -> NameOf:
+    """Return the client's names for the fields of its chat completion. ``places``: as ``InputMessages`` has them."""
+
+    def name_of(field: str) -> str:
         found = _MESSAGE.fullmatch(field)
-        if found is None or found[1] not in self.places:
+        if found is None or found[1] not in places:
             return _replaced(field, _ELSEWHERE)
         message, within, call = found.groups()
-        place = self.places.get(f"{message}.{call}", self.places[message])
+        place = places.get(f"{message}.{call}", places[message])
         within = _replaced(within or "", _WITHIN_MESSAGE)
         return f"{place}.{within}" if within and place.startswith("input.") else place
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Context manager: an error in the block names the client's field."""
-        try:
-            yield
-        except OmniJobsError as error:
-            if error.field is not None:
-                error.field = self.name_of(error.field)
-            raise
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseRequest:
-    """A response that is asked for, correct in form.
-
-    places  where each message and call stands in what was sent
-    kept    what its job keeps, to be shown as a response again
-    """
-
-    chat: ChatRequest
-    places: Mapping[str, str]
-    kept: Mapping[str, Any]
-    answer: WantedResponse
-
-    @classmethod
-    def of(
-        cls, body: Mapping[str, Any], pipelines: Pipelines, earlier: Sequence[dict[str, Any]] = ()
-    ) -> "ResponseRequest":
-        """Return the request that a JSON object is, in which Uploads may stand for base64.
-
-        ``earlier``: the messages of the response that it follows. Raises InvalidRequest naming the field, NotFound for
-        an unknown model, and PluginBroken.
-        """
-        taken, ignored = RESPONSES.sort(body)
-        stream, background = _flag(taken, "stream"), _flag(taken, "background")
-        _check_stream_options(taken, stream)
-        messages = messages_of(taken, earlier)
-        ignored += messages.ignored
-        asked = {name: taken[name] for name in _SAME if name in taken} | {"messages": messages.messages}
-        asked |= _text(taken, ignored) | _tools(taken) | _logprobs(taken, ignored)
-        if "max_output_tokens" in taken:
-            asked["max_completion_tokens"] = taken["max_output_tokens"]
-        modalities = taken.get("modalities")
-        if isinstance(modalities, list) and "text" not in modalities:
-            raise InvalidRequest("must have text", field="modalities")
-        fields = ResponseFields(messages.places)
-        with fields.named():
-            chat = ChatRequest.of(asked, pipelines)
-        kept: dict[str, Any] = {"stage": chat.answer.text_stage}
-        kept |= {"background": True} if background else {}
-        kept |= {"instructions": True} if "instructions" in taken else {}
-        kept |= {name: taken[name] for name in ("previous_response_id",) if name in taken}
-        ignored += [fields.name_of(name).replace("messages.", "input.") for name in chat.answer.ignored]
-        return cls(
-            chat, messages.places, {KEPT: kept}, WantedResponse(stream, background, tuple(dict.fromkeys(ignored)))
-        )
-
-    def submission(self, body: Mapping[str, Any], size: int, caller: Caller, key: str | None) -> Submission:
-        """Return the submission. ``body``, of ``size`` bytes, is what was sent, with ``key``.
-
-        How the answer is sent is no part of it: what broke off as a stream may be asked for whole, with the same key.
-        """
-        sent = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        return Submission(self.chat.requests[0], request_digest(sent), size, caller, key, kept=self.kept)
+    return name_of
 
 
 def kept_of(request: Mapping[str, Any], response_id: str) -> Mapping[str, Any]:
@@ -159,13 +117,6 @@ def _replaced(field: str, rules: Sequence[tuple[re.Pattern[str], str]]) -> str:
         if (found := pattern.match(field)) is not None:
             return found.expand(name) + field[found.end() :]
     return field
-
-
-def _flag(taken: Mapping[str, Any], name: str) -> bool:
-    value = taken.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidRequest("must be true or false", field=name)
-    return value is True
 
 
 def _check_stream_options(taken: Mapping[str, Any], stream: bool) -> None:

@@ -49,12 +49,12 @@ from omni_jobs.openai.responses.numbers import (
     number_of,
 )
 from omni_jobs.openai.responses.told_message import Closed, ToldMessage, known_text
+from omni_jobs.openai.stream import ClientStream
+from omni_jobs.openai.told_text import parts_of
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.views import JobView
 from omni_jobs.watch.new_text import NewText
 from omni_jobs.watch.watch import Watch, WatchPlace
-
-_CHARS_OF_DELTA = 16_384
 
 
 class _Event(NamedTuple):
@@ -65,8 +65,8 @@ class _Event(NamedTuple):
     its: Mapping[str, Any]
 
 
-class ResponseStream:
-    """The events of one response for one client. For one event loop."""
+class ResponseStream(ClientStream):
+    """The events of one response that the client does not have. The first is a comment: there may be none for long."""
 
     def __init__(
         self,
@@ -76,45 +76,23 @@ class ResponseStream:
         place: WatchPlace,
         *,
         after: int = -1,
-        leave: Callable[[], None] | None = None,
     ) -> None:
         """``read`` reads the job as the client may see it, and its admitted request.
 
         ``place`` is the client's among those that watch. ``after`` is the number of the last event that the client has;
-        -1: it has none. ``leave`` is called if the stream ends before the response does.
+        -1: it has none.
         """
+        super().__init__()
         self._jobs = jobs
         self._watch = watch
         self._read = read
         self._place = place
-        self._leave = leave
         self._last = after  # the number of the last event that the client has
-        self._has_ended = False
         self._stage = ""
         self._run_id = 0
         self._told = ToldMessage(StreamPlace.after(after))
         self._has_told = False  # a part of the message that is open
         self._is_whole = False  # the attempt has succeeded, and its text was seen to the end
-
-    async def events(self) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
-        """Yield the events that the client does not have, up to the response's end. End early if the client has left.
-
-        The first is a comment, because there may be nothing to tell for long. The first step raises NotFound. A later
-        error is the last event; it has the number of the event before it, so that the stream may be taken up there.
-        """
-        try:
-            async with aclosing(self._all()) as events:
-                try:
-                    first = await anext(events)
-                except OmniJobsError:
-                    self._has_ended = True  # the client is told, and of the job that it has made
-                    raise
-                yield first
-                async for event in events:
-                    yield event
-        finally:  # it may be cancelled or closed at any event
-            if not self._has_ended and self._leave is not None:
-                self._leave()
 
     async def _all(self) -> AsyncGenerator[ServerSentEvent | LargeEvent, None]:
         job, request = await self._read()
@@ -123,29 +101,30 @@ class ResponseStream:
         async with aclosing(changes):
             glance = await anext(changes, None)
             yield ServerSentEvent(comment="the events of a response")
-            try:
-                for event in await self._made(self._begin(job, request)):
+            for event in await self._made(self._begin(job, request)):
+                yield event
+            while glance is not None:
+                if glance.state is not JobState.QUEUED and self._last < IN_PROGRESS:
+                    for event in await self._made(self._in_progress(job, request)):
+                        yield event
+                for event in self._new(await self._grown(job, glance)):
                     yield event
-                while glance is not None:
-                    if glance.state is not JobState.QUEUED and self._last < IN_PROGRESS:
-                        for event in await self._made(self._in_progress(job, request)):
-                            yield event
-                    for event in self._new(await self._grown(job, glance)):
-                        yield event
-                    if glance.state.is_final:
-                        break
-                    glance = await anext(changes, None)
-                job, request = await self._read()
-                if job.status.is_final:
-                    for event in await self._made(await self._end(job, request)):
-                        yield event
-                    self._has_ended = True
-                elif not self._place.has_left:
-                    raise error_of(job)  # it goes on
-            except OmniJobsError as error:
-                self._has_ended = True
-                shape = named_shape(error)
-                yield _encoded(self._last, "error", {name: shape[name] for name in ("code", "message", "param")})
+                if glance.state.is_final:
+                    break
+                glance = await anext(changes, None)
+            job, request = await self._read()
+            if job.status.is_final:
+                last = await self._made(await self._end(job, request))
+                self.has_ended = True
+                for event in last:
+                    yield event
+            elif not self._place.has_left:
+                raise error_of(job)  # it goes on
+
+    def _error(self, error: OmniJobsError, status: int | None) -> ServerSentEvent | LargeEvent:
+        """Return the event of an error. It has the number of the event before it, so that a client goes on there."""
+        shape = named_shape(error, status)
+        return _encoded(self._last, "error", {name: shape[name] for name in ("code", "message", "param")})
 
     async def _made(self, events: Iterable[_Event]) -> list[ServerSentEvent | LargeEvent]:
         """Return those events that the client does not have. A thread makes and encodes them, as they may be large."""
@@ -198,8 +177,7 @@ class ResponseStream:
             self._has_told = True
             yield from _opened(job, told.item)
             chars = told.chars - len(told.text)
-            for start in range(0, len(told.text), _CHARS_OF_DELTA):
-                delta = told.text[start : start + _CHARS_OF_DELTA]
+            for delta in parts_of(told.text):
                 chars += len(delta)
                 its = {**_place(job, told.item), "delta": delta, "logprobs": []}
                 yield _Event(number_of(told.item, TEXT + chars), "output_text.delta", its)

@@ -1,16 +1,14 @@
 """``speech_events``: a speech as the events of OpenAI's ``stream_format: sse``, once its sound is there."""
 
-import json
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from sse_starlette import ServerSentEvent
 
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.openai.chat.answer import usage_of
-from omni_jobs.openai.named_field import named_shape
+from omni_jobs.openai.stream import error_event, event_of
 from omni_jobs.views import JobView
 
 _DELTA_BYTES = 192 << 10  # more would hold the event loop for milliseconds; a multiple of 3, so that none is padded
@@ -28,9 +26,9 @@ async def speech_events(
             async for piece in pieces:
                 for start in range(0, len(piece), _DELTA_BYTES):
                     data = b64encode(piece[start : start + _DELTA_BYTES]).decode("ascii")
-                    yield _event({"type": "speech.audio.delta", "audio": data})
+                    yield event_of({"type": "speech.audio.delta", "audio": data})
     except OmniJobsError as error:
-        yield _event({"error": named_shape(error, job_id=job.id)})
+        yield error_event(error, job.id)
         return
     usage = usage_of([job], stage)
     counted = None if usage is None else {
@@ -38,8 +36,4 @@ async def speech_events(
         "output_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }  # fmt: skip
-    yield _event({"type": "speech.audio.done", "usage": counted})
-
-
-def _event(its: Mapping[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps(its))
+    yield event_of({"type": "speech.audio.done", "usage": counted})

@@ -1,16 +1,15 @@
-"""``VideoRequest``: a video that is asked for, in a form or in JSON, as the job that makes it."""
+"""``asked_video``: a video that a client asks for, in a form or in JSON, as the job that makes it."""
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.form_reader import Form
 from omni_jobs.media.formats import KNOWN, format_of
-from omni_jobs.openai.asked import own_stages, pipeline_of
-from omni_jobs.openai.client_names import in_client_names
-from omni_jobs.openai.form_body import body_of, typed_value
+from omni_jobs.openai.asked import own_stages, pipeline_of, text_in
+from omni_jobs.openai.asked_jobs import AskedJobs
+from omni_jobs.openai.client_names import in_client_names, names_of
+from omni_jobs.openai.form_body import TakenForm, body_of, typed_value
 from omni_jobs.openai.stage_names import StageNames
 from omni_jobs.openai.videos.parameters import VIDEOS
 from omni_jobs.pipelines.loader import Pipelines
@@ -23,48 +22,33 @@ _DEMANDED = (
 )  # fmt: skip
 _TYPED = frozenset({"seed", *_DEMANDED} - {"negative_prompt"})
 _OBJECTS = {"extra_params": 1, "stages": 2}
-_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _NAMES = {"messages.*_url*": _REFERENCE, "messages*": "prompt", "modalities*": "model"}
 
 
-@dataclass(frozen=True, slots=True)
-class VideoRequest:
-    """A video that is asked for, correct in form.
+def asked_video(body: Mapping[str, Any], pipelines: Pipelines) -> AskedJobs[None]:
+    """Return the job that a JSON object, or a ``VIDEO_FORM``, asks for.
 
-    names  the client's names for fields of the job's request, as ``in_client_names`` takes them
+    Raises InvalidRequest naming the field, NotFound for an unknown model, and PluginBroken.
     """
-
-    request: JobRequest
-    names: Mapping[str, str]
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], pipelines: Pipelines) -> "VideoRequest":
-        """Return the request that a JSON object is, or that ``body_of_video`` made of a form.
-
-        Raises InvalidRequest naming the field, NotFound for an unknown model, and PluginBroken.
-        """
-        taken, _ = VIDEOS.sort(body)
-        pipeline = pipeline_of(taken, pipelines, takes="text", makes="video")
-        prompt = taken.get("prompt")
-        if not isinstance(prompt, str):
-            raise InvalidRequest("is required" if prompt is None else "must be a string", field="prompt")
-        content = [*_reference(taken.get(_REFERENCE)), {"type": "text", "text": prompt}]
-        stages = StageNames(pipeline, "video", own_stages(taken))
-        _set(taken, stages)
-        names = {**stages.sent, **_NAMES}
-        asked = {
-            "model": pipeline.name,
-            "messages": [{"role": "user", "content": content}],
-            "modalities": ["video"],
-            "seed": taken.get("seed"),
-            "stages": stages.stages,
-        }
-        with in_client_names(names):
-            return cls(JobRequest.parse(asked), names)
+    taken, ignored = VIDEOS.sort(body)
+    pipeline = pipeline_of(taken, pipelines, takes="text", makes="video")
+    prompt = {"type": "text", "text": text_in(taken, "prompt")}
+    content = [*_reference(taken.get(_REFERENCE)), prompt]
+    stages = StageNames(pipeline, "video", own_stages(taken))
+    _set(taken, stages)
+    name_of = names_of({**stages.sent, **_NAMES})
+    asked = {
+        "model": pipeline.name,
+        "messages": [{"role": "user", "content": content}],
+        "modalities": ["video"],
+        "seed": taken.get("seed"),
+        "stages": stages.stages,
+    }
+    with in_client_names(name_of):
+        return AskedJobs([JobRequest.parse(asked)], None, ignored=ignored, name_of=name_of, goes_on=True)
 
 
-def body_of_video(form: Form) -> dict[str, Any]:
-    """Return a form as JSON would have it, its file as an Upload. Raises InvalidRequest naming a field."""
+def _fields_of(form: Form) -> dict[str, Any]:
     body = body_of(form, _TYPED, _OBJECTS)
     files = body.get(_REFERENCE)
     if isinstance(files, list):
@@ -72,6 +56,9 @@ def body_of_video(form: Form) -> dict[str, Any]:
             raise InvalidRequest("this part is given twice", field=_REFERENCE)
         [body[_REFERENCE]] = files
     return body
+
+
+VIDEO_FORM: Final = TakenForm(_fields_of, most_files=2, or_json=True)
 
 
 def _reference(given: Any) -> Iterator[dict[str, Any]]:
@@ -93,10 +80,7 @@ def _reference(given: Any) -> Iterator[dict[str, Any]]:
 def _set(taken: Mapping[str, Any], stages: StageNames) -> None:
     """Set the parameters of stages."""
     if "size" in taken:
-        size = _SIZE.fullmatch(taken["size"]) if isinstance(taken["size"], str) else None
-        if size is None:
-            raise InvalidRequest("must be WIDTHxHEIGHT, as in 832x480", field="size")
-        stages.set_size(int(size[1]), int(size[2]))
+        stages.set_size(taken["size"], "832x480")
     if "seconds" in taken:
         seconds = typed_value(taken["seconds"]) if isinstance(taken["seconds"], str) else taken["seconds"]
         stages.demand("seconds", seconds)

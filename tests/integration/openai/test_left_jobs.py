@@ -1,15 +1,24 @@
 """Clients that break the connection before their answer, or before their stream's end."""
 
+import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
+from fastapi import FastAPI
+from starlette.types import Message, Send
 
+from omni_jobs.api.app import create_app
+from omni_jobs.jobs import JobFilter
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer
 from tests.integration.job_steps import pass_time
 from tests.integration.openai.stock import LATE_S, Stock, stock_client, until
+
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
@@ -56,3 +65,64 @@ def test_a_client_that_gives_up_leaves_its_job_until_it_comes_again(api: ApiServ
         until(lambda: not api.services.jobs.abandoned([job_id]))
         api.services.jobs.cancel(job_id)
         assert waiting.result(LATE_S).code == "job_cancelled"
+
+
+# Requests that end before their answer has begun
+
+
+async def ask(app: FastAPI, path: str, body: dict[str, Any], send: Send) -> None:
+    """Send a request, whose client stays connected as far as the application knows."""
+    whole = json.dumps({"model": "echo", **body}).encode()
+    coming: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
+
+    async def receive() -> Message:
+        return coming.pop() if coming else await asyncio.Future()
+
+    heads = {"host": "localhost", "content-type": "application/json", "content-length": str(len(whole))}
+    headers = [(name.encode(), value.encode()) for name, value in heads.items()]
+    url = {"scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    await app({"type": "http", "http_version": "1.1", "method": "POST", **url, "headers": headers}, receive, send)
+
+
+async def unsendable(message: Message) -> None:
+    raise OSError("the client is gone")
+
+
+async def unread(message: Message) -> None:
+    """Take what is sent, as a socket does."""
+
+
+def test_an_answer_that_is_never_begun_leaves_its_jobs_but_those_in_the_background(settings: Settings) -> None:
+    async def run() -> None:
+        app = create_app(settings)
+        async with app.router.lifespan_context(app):
+            jobs = app.state.services.jobs
+            with pytest.raises(RuntimeError, match="already started"):
+                await ask(app, "/v1/responses", {"input": "Hello", "background": True, "stream": True}, unsendable)
+            [goes_on] = jobs.list(JobFilter(), limit=9).jobs
+            with pytest.raises(
+                RuntimeError, match="already started"
+            ) as kept:  # with all that its traceback holds, such as the stream
+                await ask(app, "/v1/chat/completions", {**ASKED, "stream": True, "n": 2}, unsendable)
+            ids = [job.id for job in jobs.list(JobFilter(), limit=9).jobs]
+            await asyncio.to_thread(until, lambda: jobs.abandoned(ids))
+            assert sorted(jobs.abandoned(ids)) == sorted(set(ids) - {goes_on.id})
+            assert len(ids) == 3
+            assert kept
+
+    asyncio.run(run())
+
+
+def test_a_wait_that_is_cancelled_leaves_its_job(settings: Settings) -> None:
+    async def run() -> None:
+        app = create_app(settings)
+        async with app.router.lifespan_context(app):
+            services = app.state.services
+            waiting = asyncio.create_task(ask(app, "/v1/chat/completions", ASKED, unread))
+            await asyncio.to_thread(until, lambda: services.watch._watchers)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            [job] = services.jobs.list(JobFilter(), limit=9).jobs
+            await asyncio.to_thread(until, lambda: services.jobs.abandoned([job.id]))
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -12,7 +13,7 @@ from omni_jobs.jobs import Failure
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer
 from tests.integration.hand_worker import HandWorker
-from tests.integration.openai.stock import Stock, stock_client
+from tests.integration.openai.stock import LATE_S, Stock, stock_client, until
 
 TEXT = "It was 漢字 and 😀 that"
 
@@ -123,3 +124,16 @@ def test_a_failed_job_is_an_error_that_is_not_tried_again(
     again = {"Idempotency-Key": "streamed"}
     error = stock.error(kind, lambda: stock.chat(model="echo", stream=False, extra_headers=again))
     assert (error.status_code, error.code) == (status, code)
+
+
+def test_a_failed_response_names_the_client_s_field(api: ApiServer, stock: Stock) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            stock.error, openai.BadRequestError, lambda: stock.client.responses.create(model="echo", input="Hello")
+        )
+        until(lambda: api.http.get("/v1/jobs").json()["jobs"])
+        worker = HandWorker(api, api.http.get("/v1/jobs").json()["jobs"][0]["id"])
+        claim = worker.claim("first")
+        error = InvalidRequest("too strange", field="messages.0.content")
+        worker.jobs.report([Failure(claim.stage_run_id, claim.attempt, "w-first", error)])
+        assert asked.result(LATE_S).param == "input"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.chat.request import ChatRequest
+from omni_jobs.openai.asked_jobs import AskedJobs
+from omni_jobs.openai.chat.request import WantedAnswer, asked_chat
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import JobRequest, request_digest
 from omni_jobs.tenants.caller import ANYONE
@@ -15,8 +16,8 @@ PIPELINES = load_pipelines(Path(__file__).parents[3] / "stage_configs")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def chat(model: str = "chat", **more: Any) -> ChatRequest:
-    return ChatRequest.of({"model": model, "messages": HELLO, **more}, PIPELINES)
+def chat(model: str = "chat", **more: Any) -> AskedJobs[WantedAnswer]:
+    return asked_chat({"model": model, "messages": HELLO, **more}, PIPELINES)
 
 
 def only(**more: Any) -> JobRequest:

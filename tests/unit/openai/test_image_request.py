@@ -8,8 +8,9 @@ import yaml
 
 from omni_jobs.errors import InvalidRequest, RequestTooLarge
 from omni_jobs.http.form_reader import Form
+from omni_jobs.openai.asked_jobs import AskedJobs
 from omni_jobs.openai.client_names import rename
-from omni_jobs.openai.images.request import ImageRequest, body_of_edit
+from omni_jobs.openai.images.request import EDIT_FORM, WantedPictures, asked_edit, asked_generation
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.requests import JobRequest, Upload, request_digest
@@ -43,8 +44,8 @@ PIPELINES = Pipelines([*OURS.values(), _REMOTE])
 PICTURE = memoryview(b"picture")
 
 
-def drawn(model: str = "qwen_image", **more: Any) -> ImageRequest:
-    return ImageRequest.generation({"model": model, "prompt": "a boat", **more}, PIPELINES)
+def drawn(model: str = "qwen_image", **more: Any) -> AskedJobs[WantedPictures]:
+    return asked_generation({"model": model, "prompt": "a boat", **more}, PIPELINES)
 
 
 def stages(**more: Any) -> dict[str, dict[str, Any]]:
@@ -53,13 +54,13 @@ def stages(**more: Any) -> dict[str, dict[str, Any]]:
     return request.stages
 
 
-def edited(model: str = "qwen_image_edit", **more: Any) -> ImageRequest:
-    return ImageRequest.edit({"model": model, "prompt": "blue", "image": [Upload(PICTURE)], **more}, PIPELINES)
+def edited(model: str = "qwen_image_edit", **more: Any) -> AskedJobs[WantedPictures]:
+    return asked_edit({"model": model, "prompt": "blue", "image": [Upload(PICTURE)], **more}, PIPELINES)
 
 
 def test_a_picture_is_a_job_of_its_own() -> None:
     request = drawn(n=2, seed=5, output_format="webp", stream=True, partial_images=2)
-    assert request.requests == tuple(
+    assert tuple(request.requests) == tuple(
         JobRequest.parse(
             {
                 "model": "qwen_image",
@@ -115,7 +116,7 @@ def test_a_parameter_is_that_of_the_stages_that_have_it(
 
 
 def test_what_no_stage_has_is_ignored_or_refused() -> None:
-    assert drawn(quality="low", style="vivid", background="auto").answer.ignored == ("quality", "background", "style")
+    assert drawn(quality="low", style="vivid", background="auto").ignored == ["quality", "background", "style"]
     for more in ({"guidance_scale": 3}, {"background": "transparent"}, {"model": "upscale", "size": "8x8"}):
         with pytest.raises(InvalidRequest) as caught:
             drawn(**more)
@@ -161,15 +162,15 @@ def test_which_pipelines_serve(model: str, draws: bool, edits: bool) -> None:
 )
 def test_an_error_names_the_client_s_field(sources: int, field: str | None, name: str | None) -> None:
     own = {"encode": {"negative_prompt": "x"}}
-    wanted = edited(image=[Upload(PICTURE)] * sources, size="64x64", num_inference_steps=3, stages=own).answer
+    asked = edited(image=[Upload(PICTURE)] * sources, size="64x64", num_inference_steps=3, stages=own)
     error = InvalidRequest("no", field=field)
-    rename(error, wanted.names)
+    rename(error, asked.name_of)
     assert error.field == name
 
 
 def test_how_an_answer_is_sent_is_no_part_of_what_was_sent() -> None:
     body = {"model": "qwen_image", "prompt": "a boat", "n": 2, "response_format": "b64_json"}
-    request = ImageRequest.generation(body | {"stream": True, "partial_images": 1}, PIPELINES)
+    request = asked_generation(body | {"stream": True, "partial_images": 1}, PIPELINES)
     sent = request.submissions(body | {"stream": True, "partial_images": 1}, 99, ANYONE, "key")
     assert [each.idempotency_key for each in sent] == ["key", "key#1"]
     assert {each.digest for each in sent} == {request_digest({"model": "qwen_image", "prompt": "a boat", "n": 2})}
@@ -186,7 +187,7 @@ def test_a_form_is_read_as_json() -> None:
         "guidance_scale": ["1e2"], "partial_images": ["many"], "size": ["auto"], "stages[a][b]": ["0.5"],
         "stages[a][c]": ["x"], "user": ["true"],
     }  # fmt: skip
-    assert body_of_edit(form({"image": [PICTURE, PICTURE]}, **texts)) == {
+    assert EDIT_FORM.fields_of(form({"image": [PICTURE, PICTURE]}, **texts)) == {
         "prompt": "12",
         "n": 2,
         "seed": -1,
@@ -199,7 +200,7 @@ def test_a_form_is_read_as_json() -> None:
         "user": "true",
         "image": [Upload(PICTURE), Upload(PICTURE)],
     }
-    assert body_of_edit(form(stages=['{"a": {"b": 1}}']))["stages"] == {"a": {"b": 1}}
+    assert EDIT_FORM.fields_of(form(stages=['{"a": {"b": 1}}']))["stages"] == {"a": {"b": 1}}
 
 
 @pytest.mark.parametrize(
@@ -214,5 +215,5 @@ def test_a_form_is_read_as_json() -> None:
 )
 def test_a_bad_form_is_named(texts: dict[str, list[str]], files: dict[str, list[memoryview]], field: str) -> None:
     with pytest.raises((InvalidRequest, RequestTooLarge)) as caught:
-        body_of_edit(Form(texts, files))
+        EDIT_FORM.fields_of(Form(texts, files))
     assert caught.value.field == field

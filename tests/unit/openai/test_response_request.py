@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.openai.responses.request import ResponseFields, ResponseRequest
+from omni_jobs.openai.asked_jobs import AskedJobs
+from omni_jobs.openai.responses.request import WantedResponse, asked_response, names_at
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import JobRequest, Upload, request_digest
 from omni_jobs.tenants.caller import ANYONE
@@ -19,12 +20,12 @@ SAID = {"role": "assistant", "content": "One moment"}
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
 
 
-def response(input: Any = "Hello", **more: Any) -> ResponseRequest:
-    return ResponseRequest.of({"model": "chat", "input": input, **more}, PIPELINES)
+def response(input: Any = "Hello", **more: Any) -> AskedJobs[WantedResponse]:
+    return asked_response({"model": "chat", "input": input, **more}, PIPELINES)
 
 
 def job(input: Any = "Hello", **more: Any) -> JobRequest:
-    [request] = response(input, **more).chat.requests
+    [request] = response(input, **more).requests
     return request
 
 
@@ -123,7 +124,7 @@ def test_what_a_job_keeps_of_a_response_is_what_it_is_shown_with() -> None:
 
 def test_how_the_answer_is_sent_is_no_part_of_what_was_sent() -> None:
     body = {"model": "chat", "input": "x", "stream": True, "stream_options": {"include_obfuscation": False}}
-    submission = ResponseRequest.of(body, PIPELINES).submission(body, 9, ANYONE, "k")
+    [submission] = asked_response(body, PIPELINES).submissions(body, 9, ANYONE, "k")
     assert submission.digest == request_digest({"model": "chat", "input": "x"})
     assert submission.idempotency_key == "k"
 
@@ -206,5 +207,4 @@ def test_errors_of_the_job_name_the_client_s_field(field: str, name: str) -> Non
         "messages.2": "input.0",
         "messages.2.tool_calls.1": "input.1",
     }
-    assert ResponseFields(places).name_of(field) == name
-    assert ResponseFields().name_of(field) == field
+    assert names_at(places)(field) == name

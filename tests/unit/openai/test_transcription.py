@@ -36,7 +36,7 @@ def job(**result: Any) -> JobView:
 
 
 def wanted(format: str = "json", *granularities: str, with_logprobs: bool = False) -> WantedTranscription:
-    return WantedTranscription("listen", format, granularities or ("segment",), with_logprobs, False, ())
+    return WantedTranscription("listen", format, granularities or ("segment",), with_logprobs, False)
 
 
 def test_a_stage_that_tells_the_text_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form
 from omni_jobs.openai.client_names import rename
-from omni_jobs.openai.videos.request import VideoRequest, body_of_video
+from omni_jobs.openai.videos.request import VIDEO_FORM, asked_video
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import JobRequest, Upload
 from tests.unit.openai.test_video import REMOTE
@@ -18,7 +18,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def video(model: str = "echo_media", **more: Any) -> JobRequest:
-    return VideoRequest.of({"model": model, "prompt": "a boat", **more}, PIPELINES).request
+    [request] = asked_video({"model": model, "prompt": "a boat", **more}, PIPELINES).requests
+    return request
 
 
 def test_a_prompt_alone_is_a_job_that_makes_a_video() -> None:
@@ -96,7 +97,7 @@ def form(texts: dict[str, list[str]], **files: list[bytes]) -> Form:
 
 def test_a_form_says_what_json_says() -> None:
     texts = {"prompt": ["7"], "seconds": ["4"], "seed": ["12"], "guidance_scale": ["-1.5"], "extra_params[a]": ["1"]}
-    sent = body_of_video(form({**texts, "stages": ['{"b": {}}']}, input_reference=[PNG]))
+    sent = VIDEO_FORM.fields_of(form({**texts, "stages": ['{"b": {}}']}, input_reference=[PNG]))
     reference = sent.pop("input_reference")
     assert sent == {
         "prompt": "7",
@@ -122,17 +123,17 @@ def test_a_form_says_what_json_says() -> None:
 )
 def test_a_wrong_form_is_refused(texts: dict[str, list[str]], files: dict[str, list[bytes]], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        body_of_video(form(texts, **files))
+        VIDEO_FORM.fields_of(form(texts, **files))
     assert caught.value.field == field
 
 
 def test_an_error_of_the_job_names_what_was_sent() -> None:
-    names = VideoRequest.of(
+    name_of = asked_video(
         {"model": "echo_media", "prompt": "x", "size": "832x480", "extra_params": {"steps": 3}}, PIPELINES
-    ).names
+    ).name_of
     found = {}
     for field in ("stages.video.width", "stages.video.steps", "messages.0.content.1.text", "modalities.0", "seed"):
         error = InvalidRequest("wrong", field=field)
-        rename(error, names)
+        rename(error, name_of)
         found[field] = error.field
     assert list(found.values()) == ["size", "extra_params.steps", "prompt", "model", "seed"]
