@@ -189,10 +189,10 @@ def test_fields_of_a_form_have_their_types(stock: Stock, echo_media: ApiServer) 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_stream_has_at_most_as_many_previews_as_wanted(stock: Stock, most: int) -> None:
-    body = {"seed": 6, **slowly(1.5, steps=40)}
+    body = {"seed": 6, **slowly(0.8, steps=40)}
     events = list(generate(stock, size="192x192", stream=True, partial_images=most, extra_body=body))
     *previews, last = events
-    assert min(most, 1) <= len(previews) <= most  # fewer where the machine is too busy to see them all
+    assert len(previews) <= most  # fewer where the machine is too busy to see them all
     assert {event.type for event in previews} <= {"image_generation.partial_image"}
     assert [event.partial_image_index for event in previews] == list(range(len(previews)))
     for event in previews:
@@ -206,6 +206,16 @@ def test_a_stream_has_at_most_as_many_previews_as_wanted(stock: Stock, most: int
         None,
     )
     assert shows(opened(last.b64_json), PROMPT, 6)
+
+
+def test_a_preview_comes_while_the_picture_is_drawn(stock: Stock, echo_media: ApiServer) -> None:
+    stream = generate(stock, stream=True, partial_images=3, extra_body=slowly(12, steps=120))
+    preview = next(stream)
+    job_id = running_job(echo_media)
+    assert preview.type == "image_generation.partial_image"
+    assert opened(preview.b64_json).format == "JPEG"
+    stream.close()
+    assert echo_media.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
 
 
 def test_an_edit_streams_as_well_and_pictures_come_one_after_the_other(stock: Stock) -> None:

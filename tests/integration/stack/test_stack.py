@@ -387,7 +387,9 @@ def test_the_page_of_the_clients_runs(stack: EmbeddedStack, tmp_path: Path) -> N
         subprocess.run([sys.executable, "-c", each], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         for each in blocks
     )
-    assert waiting == "completed Hello\n"
+    waited, *answers = waiting.splitlines()
+    assert waited == "completed Hello"
+    assert [re.sub(r"job-\w{32}", "JOB", each) for each in answers] == ["1 JOB None", "2 JOB None"]
     waited, _, streamed = awaiting.partition("job\n")
     assert waited == "Hello\n你好\ncompleted\n"
     assert [each for each in streamed.splitlines() if each != "stage"] == ["你好", "job.completed"]
