@@ -180,5 +180,5 @@ def stored_bytes(database: Database) -> dict[str, int]:
 def counted_bytes(database: Database) -> dict[str, int]:
     """What the counters say of each tenant; those that are 0 are left out."""
     with database.begin() as tx:
-        rows = tx.execute(text("SELECT tenant, sum(bytes) FROM stored_bytes GROUP BY tenant")).tuples()
+        rows = tx.execute(text("SELECT tenant, sum(bytes) FROM stored_bytes GROUP BY tenant"))
         return {tenant: int(stored) for tenant, stored in rows if stored}

@@ -158,7 +158,7 @@ def retire_worker(tx: Connection, worker_id: str, *, fenced: Fenced | None = Non
     """
     tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
-    held = sorted(tx.execute(attempts).tuples())
+    held = sorted(tx.execute(attempts))
     ends = [Release(*each, worker_id) if fenced is None else Failure(*each, worker_id, fenced) for each in held]
     return _queues(report(tx, ends))
 

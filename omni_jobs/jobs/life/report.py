@@ -120,7 +120,7 @@ def _recorded_errors(tx: Connection, transition: JobTransition, reports: Sequenc
         return set()
     error = AttemptErrorRow
     of_runs = error.stage_run_id.in_([report.stage_run_id for report in over])
-    return set(tx.execute(select(error.stage_run_id, error.attempt, error.worker).where(of_runs)).tuples())
+    return set(tx.execute(select(error.stage_run_id, error.attempt, error.worker).where(of_runs)))
 
 
 def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence[Report]) -> set[tuple[str, str]]:
@@ -129,7 +129,7 @@ def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence
     job_ids = sorted({run.job_id for each in bringing if (run := transition.runs.get(each)) is not None})
     if not job_ids:
         return set()
-    return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}).tuples())
+    return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}))
 
 
 def cancel_all(tx: Connection, job_ids: Sequence[str]) -> set[str]:

@@ -153,7 +153,7 @@ def _write(
 def known_keys(tx: Connection, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return those of these tenants' idempotency keys (tenant, key) with which a job that exists was submitted."""
     lists = {"tenants": listed({tenant for tenant, _ in keys}), "keys": listed({key for _, key in keys})}
-    rows: set[tuple[Any, ...]] = set(tx.execute(_KNOWN_KEYS, lists).tuples())
+    rows: set[tuple[Any, ...]] = set(tx.execute(_KNOWN_KEYS, lists))
     return rows.intersection(keys)
 
 

@@ -35,9 +35,7 @@ def video_job(tx: Connection, job_id: str, tenant: str | None = None, detail: De
     job = job_view(tx, job_id, tenant, detail)
     if "video" not in job.modalities:
         raise NotFound(f"job {job_id} makes no video", field="job_id")
-    run_s: dict[str, float] = (
-        {} if job.status.is_final else dict(tx.execute(_RUN_S, {"pipeline": job.pipeline}).tuples().all())
-    )
+    run_s: dict[str, float] = {} if job.status.is_final else dict(tx.execute(_RUN_S, {"pipeline": job.pipeline}).all())
     return VideoJob(job, _requests(tx, [job.id])[job.id], run_s)
 
 
@@ -64,4 +62,4 @@ def video_jobs(
 
 
 def _requests(tx: Connection, job_ids: Sequence[str]) -> Mapping[str, Mapping[str, Any] | None]:
-    return dict(tx.execute(_REQUESTS, {"ids": listed(job_ids)}).tuples().all())
+    return dict(tx.execute(_REQUESTS, {"ids": listed(job_ids)}).all())

@@ -134,7 +134,7 @@ def test_what_is_claimed_for_kept_slots_moves_the_virtual_time_no_further_than_t
 
     def turns_of(job_ids: list[str]) -> list[int]:
         with database.begin() as tx:
-            rows = dict(tx.execute(text("SELECT job_id, turn FROM stage_runs")).tuples().all())
+            rows = dict(tx.execute(text("SELECT job_id, turn FROM stage_runs")).all())
         return [rows[job_id] for job_id in job_ids]
 
     Tenants(database).create("few", limits={"running_jobs": 1})

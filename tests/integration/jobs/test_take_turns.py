@@ -34,7 +34,7 @@ ONLY: dict[str, list[str]] = {"first": []}
 def turns(database: Database) -> dict[str, int]:
     """The jobs' turns, which all their stage runs have."""
     with database.begin() as tx:
-        rows = set(tx.execute(text("SELECT job_id, turn FROM stage_runs")).tuples())
+        rows = set(tx.execute(text("SELECT job_id, turn FROM stage_runs")))
     assert len(rows) == len({job_id for job_id, _ in rows})
     return dict(rows)
 
@@ -66,9 +66,7 @@ def test_servers_that_submit_at_once_give_each_turn_of_a_tenant_once(database: D
         list(pool.map(submit_some, range(24)))
     other.close()
     with database.begin() as tx:
-        rows = tx.execute(
-            text("SELECT s.pipeline, j.tenant, s.turn FROM stage_runs s JOIN jobs j ON j.id = s.job_id")
-        ).tuples()
+        rows = tx.execute(text("SELECT s.pipeline, j.tenant, s.turn FROM stage_runs s JOIN jobs j ON j.id = s.job_id"))
         given = Counter(tuple(row) for row in rows)
         last = {
             (row.pipeline, row.tenant): row.normal
