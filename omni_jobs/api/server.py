@@ -13,6 +13,7 @@ from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.settings import Settings
 
 _GRACE_S = 5
+_IDLE_S = 65  # longer than clients (5 s) and most proxies (60 s) keep one, or a request meets a closing connection
 
 
 class BoundedServer(uvicorn.Server):
@@ -34,6 +35,7 @@ class BoundedServer(uvicorn.Server):
                 ws="none",
                 backlog=protocol.backlog,
                 timeout_graceful_shutdown=_GRACE_S,
+                timeout_keep_alive=_IDLE_S,
                 server_header=False,
                 forwarded_allow_ips=list(settings.trusted_proxies),
                 log_config=log_config(),
