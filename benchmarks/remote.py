@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
-from openai import AsyncOpenAI
+from httpx2 import Limits
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import SecretStr
 from rich.console import Console
 from rich.progress import track
@@ -48,6 +49,9 @@ RUNNER, RUNNER_WHOLE = "the remote runner", "the remote runner, whole"
 QUEUE, QUEUE_WHOLE = "through the queue", "through the queue, whole"
 STREAMED, WHOLE = "the stock client, streaming", "the stock client, whole"
 _TIME_LIMIT_S = 1800.0
+# openai's own, but for the time that an idle connection is kept: uvicorn closes one after 5 s, as openai does, so a
+# request may go out on a connection that is being closed, and this client sends nothing twice.
+_LIMITS = Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=2.0)
 
 
 def main() -> None:
@@ -187,7 +191,10 @@ async def _runner(server: VllmServer, jobs: int, held: AsyncExitStack, *, stream
 
 async def _client(server: VllmServer, held: AsyncExitStack, *, stream: bool) -> Side:
     """Return the stock client's side, with the same requests."""
-    client = await held.enter_async_context(AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0))
+    http = DefaultAsyncHttpxClient(limits=_LIMITS)
+    client = await held.enter_async_context(
+        AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0, http_client=http)
+    )
 
     async def one(text: str) -> None:
         body: dict[str, Any] = {

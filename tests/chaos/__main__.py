@@ -120,12 +120,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=sorted(KINDS), metavar="KIND", help="faults of this kind only"
     )
+    parser.add_argument(
+        "--each", type=int, metavar="N", help="stop once each kind of fault came about N times; default: as time allows"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     parser.add_argument("--keep", action="store_true", help="keep the data directory in any case")
     parser.add_argument("--list", action="store_true", help="list the kinds of faults")
     options = parser.parse_args()
     if options.minutes <= 0 or options.rate <= 0 or options.every <= 0:
         parser.error("--minutes, --rate and --every must be more than 0")
+    if options.each is not None and options.each < 1:
+        parser.error("--each must be at least 1")
     return options
 
 
@@ -242,6 +247,8 @@ class Run:
                 self._phase, self._until = "striking", time.monotonic() + options.minutes * 60
                 while time.monotonic() < self._until:
                     if options.jobs is not None and clients.accepted >= options.jobs and clients.settled():
+                        break
+                    if options.each is not None and faults.came_about(options.each):
                         break
                     time.sleep(0.2)
                 clients.submitting.clear()

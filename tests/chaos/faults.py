@@ -552,6 +552,11 @@ class Faults(threading.Thread):
     def counts(self) -> Counter[str]:
         return Counter(each.kind for each in list(self.struck) if each.nothing is None)
 
+    def came_about(self, times: int) -> bool:
+        """Whether each kind that may strike has, so often, and came to more than nothing."""
+        counts = self.counts
+        return all(counts[fault.kind] >= times for fault in self._kinds())
+
     @property
     def nothings(self) -> dict[str, dict[str, int]]:
         """How often faults of each kind came to nothing, by the reason."""
@@ -585,12 +590,16 @@ class Faults(threading.Thread):
     def _deal(self) -> Iterator[Fault]:
         """A deck of every kind this stack has targets for, shuffled anew whenever it has run out."""
         pick = random.Random(f"{self._seed}/deck")
-        kinds = [fault for fault in KINDS.values() if not self._only or fault.kind in self._only]
-        deck = [fault for fault in kinds if self._targets(fault.target) for _ in range(fault.weight)]
+        deck = [fault for fault in self._kinds() for _ in range(fault.weight)]
         if not deck:
             raise ValueError("this stack has no target for any of the faults asked for")
         while True:
             yield from pick.sample(deck, len(deck))
+
+    def _kinds(self) -> list[Fault]:
+        """Those asked for that this stack has targets for."""
+        kinds = (fault for fault in KINDS.values() if not self._only or fault.kind in self._only)
+        return [fault for fault in kinds if self._targets(fault.target)]
 
     def _targets(self, target: Target) -> dict[str, Worker | Supervised | None]:
         stack = self._stack

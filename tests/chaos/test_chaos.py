@@ -37,7 +37,7 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
 @pytest.mark.timeout(280)
 def test_a_fault_is_counted_where_it_came_about(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    words = f"-m tests.chaos --database sqlite --seed 3 --minutes 0.3 --every 2 --rate 2 --json {report}"
+    words = f"-m tests.chaos --database sqlite --seed 3 --minutes 2 --each 1 --every 2 --rate 2 --json {report}"
     only = [word for fault in NOTHING_BECAUSE for word in ("--only", fault)]
     done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
