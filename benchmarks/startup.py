@@ -23,7 +23,7 @@ from omni_jobs.stack.embedded import EmbeddedStack
 
 COMMANDS = {
     "omni-jobs --help": (["-m", "omni_jobs.cli", "--help"], 0.5),
-    "import of the API": (["-c", "import omni_jobs.api.app"], 1.0),
+    "import of the API": (["-c", "import omni_jobs.web.app"], 1.0),
     "import of the command": (["-c", "import omni_jobs.cli"], 1.0),
     "import of nothing": (["-c", "pass"], None),
 }

@@ -1,1 +1,1 @@
-"""The HTTP API and its server. ``create_app`` is in :mod:`omni_jobs.api.app`; the routes of each noun have a file."""
+"""The HTTP API: the routes of each noun have a file. :mod:`omni_jobs.web.app` makes an application of them."""

@@ -146,10 +146,10 @@ def _is_picture(artifact: ArtifactView) -> bool:
 
 @router.post("/v1/session", status_code=204, response_class=Response, responses=errors(401, 403, 409, 503))
 async def begin_session(caller: Reader, request: Request, services: ServicesDep) -> Response:
-    """Begin a session of the status page with the key of this request, and keep its id in a cookie.
+    """Begin a session of the dashboard with the key of this request, and keep its id in a cookie.
 
-    The session reads what the page shows and changes nothing. It ends after 12 hours, with its key, and when it is
-    deleted. 409 where callers have no keys.
+    The session opens the dashboard, and there it may do what the key may. It ends after 12 hours, with its key, and
+    when it is deleted. 409 where callers have no keys.
     """
     session_id = await services.callers.begin_session(request.headers)
     answer = Response(status_code=204)

@@ -1,7 +1,7 @@
 """``Needs``: gives a route the ``Caller`` of its request, once that has the scope that the route needs.
 
-Every route under /v1 has a parameter of it; a test looks at all of them. A route of the status page also takes the
-session of a browser, from its cookie.
+Every route under /v1 has a parameter of it, and so has every page of the dashboard; a test looks at all of them. A
+route that the dashboard reads also takes the session of a browser, from its cookie.
 """
 
 from typing import Annotated
@@ -21,7 +21,10 @@ class Needs:
     """A dependency of FastAPI: the request's caller."""
 
     def __init__(self, scope: Scope, *, takes_session: bool = False) -> None:
-        """``scope``: what the caller must have. ``takes_session``: for a route that changes nothing."""
+        """``scope``: what the caller must have. ``takes_session``: for the dashboard, and for routes that it reads.
+
+        A route under /v1 that changes something takes none, because a page of the dashboard changes it by its own.
+        """
         self.scope = scope
         self.takes_session = takes_session
 
@@ -57,4 +60,4 @@ Administrator = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
 Reader = Annotated[Caller, Depends(Needs(Scope.READ))]
 """The caller of a route that reads."""
 Viewer = Annotated[Caller, Depends(Needs(Scope.READ, takes_session=True))]
-"""The caller of a route that the status page reads, or links to."""
+"""The caller of a route that the dashboard reads, or links to."""

@@ -1,8 +1,8 @@
 """The cookie in which a browser keeps the id of its session.
 
 No script can read it, and a browser sends it to this site's own pages alone. Cookies know no ports: every server on the
-same host name gets it, too. So it holds no key, and opens what the status page shows. Where it is for https alone, its
-name begins with ``__Host-``, by which browsers refuse it from other hosts of the domain.
+same host name gets it, too. So it holds no key, and opens the dashboard alone, and for 12 hours at most. Where it is
+for https alone, its name begins with ``__Host-``, by which browsers refuse it from other hosts of the domain.
 """
 
 from typing import Final, Literal

@@ -121,11 +121,11 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     Example:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs api --host 0.0.0.0
     """
-    from omni_jobs.api.server import BoundedServer
     from omni_jobs.api.services import Services
     from omni_jobs.errors import ConfigError
     from omni_jobs.http.process import give_freed_memory_back, raise_file_limit
     from omni_jobs.servers import check_host
+    from omni_jobs.web.server import BoundedServer
 
     given: dict[str, object] = {} if port is None else {"api_port": port}
     if host is not None:

@@ -26,8 +26,7 @@ class Caller:
     scopes    what it may do; ADMIN holds the others
     limits    those of its tenant
     sees_all  whether it sees the jobs of every tenant, because the server does not tell its callers apart
-    operates  whether the status shows it the load of all tenants and the workers; a session of an operator has no
-              scope but READ
+    operates  whether the status shows it the load of all tenants and the workers
     """
 
     tenant: str = DEFAULT_TENANT

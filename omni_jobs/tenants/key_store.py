@@ -60,6 +60,13 @@ def mask_keys(text: str) -> str:
     return _KEY.sub(lambda found: f"{found[0][:_HINT_CHARACTERS]}…", text)
 
 
+def caller_of(row: Any) -> Caller:
+    """Return the caller that has a key, from the key's ``tenant`` and ``scopes`` and the tenant's ``limits``."""
+    # A scope of a later build counts for nothing here.
+    scopes = frozenset(scope for scope in Scope if scope.value in row.scopes)
+    return Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=Scope.ADMIN in scopes)
+
+
 class ApiKeys:
     """Makes, finds and revokes API keys. Every method may raise DatabaseUnavailable."""
 
@@ -114,10 +121,7 @@ class ApiKeys:
     def _presented(self, row: Any) -> tuple[Caller, float]:
         if row.used_at is None or row.used_at < row.at - row.at % _HOUR_S:
             self._note_use(row.id, row.at - row.at % _HOUR_S)
-        # A scope of a later build counts for nothing here.
-        scopes = frozenset(scope for scope in Scope if scope.value in row.scopes)
-        caller = Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=Scope.ADMIN in scopes)
-        return caller, float("inf") if row.expires_at is None else row.expires_at - row.at
+        return caller_of(row), float("inf") if row.expires_at is None else row.expires_at - row.at
 
     def _note_use(self, key_id: str, hour: float) -> None:
         note = update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(used_at=hour)

@@ -4,7 +4,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, bindparam, case, delete, insert, literal, select
 
@@ -14,9 +14,8 @@ from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, SessionRow, TenantRow
 from omni_jobs.errors import Unauthenticated
-from omni_jobs.tenants.caller import Caller, Scope
-from omni_jobs.tenants.key_store import KEY_COUNTS
-from omni_jobs.tenants.tenant_limits import Limits
+from omni_jobs.tenants.caller import Caller
+from omni_jobs.tenants.key_store import KEY_COUNTS, caller_of
 
 LONGEST_S: Final = 12 * 3600.0
 MOST_OF_A_KEY: Final = 100  # one more ends the oldest
@@ -48,11 +47,11 @@ class Sessions:
     def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
         """Return the callers that have these sessions, by digest, each with for how many seconds its session lives on.
 
-        A caller may read and nothing else. Sessions that are unknown or ended, or whose key is revoked or expired, by
-        the database's clock, are left out.
+        A caller may do what its key may. Sessions that are unknown or ended, or whose key is revoked or expired, by the
+        database's clock, are left out.
         """
         rows = self._db.read(lambda tx: tx.execute(_FOUND, {"digests": listed(digests)}).all())
-        return {row.digest: (_reader(row), row.ends_at - row.at) for row in rows}
+        return {row.digest: (caller_of(row), row.ends_at - row.at) for row in rows}
 
     def end(self, digest: str) -> None:
         """End a session. Do nothing if there is none."""
@@ -72,12 +71,6 @@ _FOUND = (
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
     .where(one_of(SessionRow.digest, bindparam("digests")), SessionRow.ends_at > now(), *KEY_COUNTS)
 )
-
-
-def _reader(row: Any) -> Caller:
-    operates = Scope.ADMIN.value in row.scopes
-    scopes = frozenset({Scope.READ}) if operates or Scope.READ.value in row.scopes else frozenset[Scope]()
-    return Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=operates)
 
 
 def _begin(tx: Connection, digest: str, key_digest: str) -> bool:

@@ -22,8 +22,9 @@ class _Computed(Generic[T]):
 class CachedValue(Generic[T]):
     """Caches a value: the longer it takes to compute, the longer it is kept. For one event loop.
 
-    A value that takes less than 50 ms is not kept. Any other is kept for 20 times as long as it took. It is computed
-    once for all who ask meanwhile: they get the old value if it is less than twice as old as that, or else wait.
+    A value that takes less than 50 ms is kept for ``least_kept_s``. Any other is kept for 20 times as long as it took,
+    if that is longer. It is computed once for all who ask meanwhile: they get the old value if it is less than twice as
+    old as that, or else wait.
     """
 
     def __init__(
@@ -31,11 +32,14 @@ class CachedValue(Generic[T]):
         compute: Callable[[], T],
         run: Callable[[Callable[[], _Computed[T]]], Awaitable[_Computed[T]]],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        least_kept_s: float = 0.0,
     ) -> None:
         """``compute`` makes the value, and ``run`` calls a function on a thread. ``clock`` returns seconds."""
         self._compute = compute
         self._run = run
         self._clock = clock
+        self._least_kept_s = least_kept_s
         self._kept: _Computed[T] | None = None
         self._going: asyncio.Task[T] | None = None
 
@@ -63,7 +67,7 @@ class CachedValue(Generic[T]):
         began = self._clock()
         value = self._compute()
         took = self._clock() - began
-        return _Computed(value, began, 0.0 if took <= _CHEAP_S else _KEPT_PER_COST * took)
+        return _Computed(value, began, max(self._least_kept_s, 0.0 if took <= _CHEAP_S else _KEPT_PER_COST * took))
 
 
 def _take_error(going: asyncio.Task[T]) -> None:

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from omni_jobs import errors
-from omni_jobs.api.app import create_app
 from omni_jobs.api.job_filters import JobAction
 from omni_jobs.http.error_answers import shape_of
 from omni_jobs.intake import backlog
@@ -22,6 +21,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.requests import JobRequest, cancel_after, parse_fork
 from omni_jobs.settings import Settings
 from omni_jobs.views import EventView, JobActionView, UsageReport
+from omni_jobs.web.app import create_app
 from tests.docs.pages import PAGES, ROOT, blocks, page, pages
 
 API = page("api.md")

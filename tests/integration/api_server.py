@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx2
 
-from omni_jobs.api.server import BoundedServer
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
 from omni_jobs.views import RequestErrorView
+from omni_jobs.web.server import BoundedServer
 
 START_S = 30.0
 SHIPPED = Path(__file__).parents[2] / "stage_configs"

@@ -63,7 +63,7 @@ def test_what_stands_beside_the_product_is_imported_by_none_of_it(package: str) 
 DECODERS = ("PIL", "av", "numpy", "soundfile")
 CLIENTS = ("boto3", "celery", "kombu", "psycopg", "redis")
 START = {
-    "omni_jobs.api.app": (*DECODERS, *CLIENTS, "alembic", "httpx2", "jinja2", "tokenizers"),
+    "omni_jobs.web.app": (*DECODERS, *CLIENTS, "alembic", "httpx2", "jinja2", "tokenizers"),
     "omni_jobs.cli": (*DECODERS, *CLIENTS, "fastapi", "httpx2", "pydantic", "sqlalchemy", "uvicorn", "yaml"),
 }
 

@@ -513,7 +513,7 @@ TYPES = {
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
     """Each error that a route raises is answered with its own status and code."""
-    from omni_jobs.api.app import create_app
+    from omni_jobs.web.app import create_app
 
     app = create_app(Settings())
 
@@ -536,7 +536,7 @@ async def test_every_error_has_its_answer(kind: type[OmniJobsError]) -> None:
 
 
 async def test_a_bug_shows_nothing_of_the_inside() -> None:
-    from omni_jobs.api.app import create_app
+    from omni_jobs.web.app import create_app
 
     app = create_app(Settings())
 

@@ -5,9 +5,9 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from omni_jobs.api.app import create_app
 from omni_jobs.settings import Settings
 from omni_jobs.storage import artifact_key
+from omni_jobs.web.app import create_app
 from tests.integration.api_server import ApiServer, serve
 
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}

@@ -117,7 +117,7 @@ def test_streamed_answers_have_ids(api: ApiServer) -> None:
 
 
 async def test_a_bug_has_the_requests_id() -> None:
-    from omni_jobs.api.app import create_app
+    from omni_jobs.web.app import create_app
 
     app = create_app(Settings())
 

@@ -65,7 +65,7 @@ def status_with(http: httpx2.Client, cookie: dict[str, str]) -> int:
 # What it opens
 
 
-def test_a_session_reads_what_the_page_shows_and_does_nothing(
+def test_a_session_of_any_scope_does_nothing_by_the_routes_of_the_api(
     api: ApiServer, keys: ApiKeys, database: Database
 ) -> None:
     key = keys.create("acme", ["admin"])
@@ -126,6 +126,15 @@ def test_what_is_no_session_opens_nothing(api: ApiServer, keys: ApiKeys) -> None
     api.http.cookies.clear()
     assert planted not in answer.headers["set-cookie"]
     assert status_with(api.http, {"Cookie": planted}) == 401
+
+
+def test_a_session_may_do_what_its_key_may(database: Database, keys: ApiKeys) -> None:
+    sessions = Sessions(database)
+    for scopes in (["read"], ["read", "submit"], ["admin"], ["read", "priority"]):
+        key = keys.create("acme", scopes)
+        digest = session_digest(sessions.begin(digest_of(key.key) or "")) or ""
+        caller, _ = sessions.find_all([digest])[digest]
+        assert (caller.tenant, caller.scopes, caller.operates) == ("acme", frozenset(scopes), "admin" in scopes)
 
 
 def test_the_session_of_an_operator_sees_all_load_and_of_a_tenant_its_own(api: ApiServer, keys: ApiKeys) -> None:

@@ -5,27 +5,30 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 
 import omni_jobs.api
-from omni_jobs.api.app import create_app
 from omni_jobs.api.needs import Needs
+from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.request_parameters import check_query
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.caller import Scope
+from omni_jobs.web.app import create_app
 
-FILES = sorted(Path(omni_jobs.api.__path__[0]).glob("*.py"))
-NOUNS = {file.stem for file in FILES if "\nrouter = APIRouter(" in file.read_text(encoding="utf-8")}
+HERE = Path(omni_jobs.api.__path__[0])
+NOUNS = {file.stem for file in HERE.glob("*.py") if "\nrouter = APIRouter(" in file.read_text(encoding="utf-8")}
+APP = HERE.parent / "web" / "app.py"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(HERE.parent.rglob("*.py")), ids=lambda file: f"{file.parent.name}.{file.stem}")
 def test_the_app_alone_imports_a_noun(file: Path) -> None:
     imports = [each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.ImportFrom)]
     imported = {alias.name for each in imports if each.module == "omni_jobs.api" for alias in each.names}
     imported |= {each.module.split(".")[2] for each in imports if (each.module or "").startswith("omni_jobs.api.")}
-    assert imported & NOUNS == (NOUNS if file.stem == "app" else set())
+    assert imported & NOUNS == (NOUNS if file == APP else set())
 
 
 def routes_of_api() -> list[APIRoute]:
@@ -34,6 +37,8 @@ def routes_of_api() -> list[APIRoute]:
 
 OPEN = {"GET /healthz", "GET /readyz", "GET /", "DELETE /v1/session"}
 """Health, the page without its data, and the end of a session, for which a key need not be good any more."""
+OPEN_PAGES = {"GET /signin", "POST /signin", "POST /signout", "GET /static/{version}/{name:path}"}
+"""The sign-in and the sign-out, and files that hold no data."""
 SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
 OTHERS = {
     "/v1/session": Scope.READ,
@@ -47,16 +52,27 @@ def test_every_route_needs_a_scope_before_anything_else() -> None:
     open_routes = set()
     for route in routes_of_api():
         (method,) = route.methods
-        needs = [each.call for each in route.dependant.dependencies if isinstance(each.call, Needs)]
+        is_page = not route.include_in_schema
+        needs = needs_of(route.dependant)
         if not needs:
             open_routes.add(f"{method} {route.path}")
             continue
         (need,) = needs
-        calls = [each.call for each in route.dependant.dependencies if each.call is not check_query]
-        assert calls[0] is need, route.path
+        first = next(each for each in route.dependant.dependencies if each.call is not check_query)
+        assert need in (first.call, *needs_of(first)), route.path
         assert need.scope is OTHERS.get(route.path, SCOPES[method]), route.path
-        assert method == "GET" or not need.takes_session, route.path
-    assert open_routes == OPEN
+        assert is_page or method == "GET" or not need.takes_session, route.path
+        assert not is_page or (need.takes_session and isinstance(route, PageRoute)), route.path
+    assert open_routes == OPEN | OPEN_PAGES
+
+
+def needs_of(dependant: Dependant) -> list[Needs]:
+    """What a dependant needs itself, or by the visit of a page, which checks the origin of a POST."""
+    return [
+        need
+        for each in dependant.dependencies
+        for need in ([each.call] if isinstance(each.call, Needs) else needs_of(each))
+    ]
 
 
 @pytest.mark.parametrize("text", ["1_0", " 1", "1 ", "+1", "\u0661", "x", ""])

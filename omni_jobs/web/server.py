@@ -6,11 +6,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from omni_jobs.api.app import create_app
 from omni_jobs.api.services import Services
 from omni_jobs.http.log_lines import log_config
 from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.settings import Settings
+from omni_jobs.web.app import create_app
 
 _GRACE_S = 5
 _IDLE_S = 65  # longer than clients (5 s) and most proxies (60 s) keep one, or a request meets a closing connection

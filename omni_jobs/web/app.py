@@ -1,4 +1,4 @@
-"""``create_app``: the HTTP API, a FastAPI application. Importing it loads neither torch nor vLLM."""
+"""``create_app``: the HTTP API and the dashboard, one application. Importing it loads neither torch nor vLLM."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +32,8 @@ from omni_jobs.api import (
 )
 from omni_jobs.api.needs import needs_key
 from omni_jobs.api.services import Services
+from omni_jobs.dashboard import routes as dashboard_routes
+from omni_jobs.dashboard.fragments import Fragments
 from omni_jobs.http.browsers import KnownPages
 from omni_jobs.http.error_answers import errors, install_error_answers
 from omni_jobs.http.held_bodies import BoundedBodies
@@ -44,7 +46,7 @@ from omni_jobs.settings import Settings
 
 
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
-    """Return the HTTP API as a FastAPI application. Any number of replicas may run.
+    """Return the HTTP API with the dashboard as a FastAPI application. Any number of replicas may run.
 
     It opens its services when it starts, unless ``services`` are given, and closes them in either case when it stops.
     """
@@ -52,6 +54,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.services = services or await run_sync(Services, settings)
+        app.state.fragments = Fragments()
         try:
             yield
         finally:
@@ -92,6 +95,7 @@ def _routes() -> list[BaseRoute]:
         documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=_OF_ANY_REQUEST)
+    router.include_router(dashboard_routes.router)
     return router.routes
 
 

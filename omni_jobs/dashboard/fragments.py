@@ -1,0 +1,60 @@
+"""``Fragments``: the fragments of pages that change, each rendered once a second at most for all who look at it."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_jobs.watch.cached_value import CachedValue
+
+_KEPT_S: Final = 1.0
+_MOST: Final = 256  # a page of jobs has some 100 kB
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A fragment of a page, rendered. ``etag`` is the same for the same HTML."""
+
+    html: str
+    etag: str
+
+    @classmethod
+    def of(cls, html: str) -> "Fragment":
+        """Make a fragment of its HTML."""
+        return cls(html, f'"{hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()[:32]}"')
+
+    def __html__(self) -> str:
+        """Return its HTML, as a template takes it that is not to make text of it."""
+        return self.html
+
+
+class Fragments:
+    """The fragments that one server has rendered. For one event loop."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str | None, Hashable], CachedValue[Fragment]] = OrderedDict()
+
+    async def get(
+        self,
+        tenant: str | None,
+        name: Hashable,
+        render: Callable[[], str],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> Fragment:
+        """Return the fragment of this ``name`` for whoever sees what ``tenant`` does; None sees all.
+
+        ``render`` makes its HTML, and ``run`` calls a function on a thread. Raises what they raise, and keeps no error.
+        """
+        key = (tenant, name)
+        if key not in self._kept:
+            self._kept[key] = CachedValue(lambda: Fragment.of(render()), run, least_kept_s=_KEPT_S)
+            if len(self._kept) > _MOST:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return await self._kept[key].get()
+
+    def forget(self, tenant: str | None) -> None:
+        """Forget what a tenant sees, and who sees all, because the tenant has changed something."""
+        for key in [key for key in self._kept if tenant is None or key[0] in (tenant, None)]:
+            del self._kept[key]

@@ -1,0 +1,16 @@
+"""``router``: the routes of all pages, and of their static files."""
+
+from typing import Final
+
+from fastapi import APIRouter, Depends
+
+from omni_jobs.dashboard import signin, static_files
+from omni_jobs.http.request_parameters import check_query
+
+PAGES: Final = (signin,)
+"""A page is added here and, if people go to it by itself, in ``navigation``."""
+
+router = APIRouter()
+for page in PAGES:
+    router.include_router(page.router, dependencies=[Depends(check_query)])
+router.include_router(static_files.router)

@@ -1,0 +1,1 @@
+"""The web server: one application of the HTTP API and the dashboard, and the server that listens for it."""

@@ -1,0 +1,71 @@
+"""``Visitor``: a page of a browser that looks at the dashboard, and what is heard of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Route
+
+AXE = Path(__file__).with_name("vendor") / "axe.js"
+SIZES = ((360, 740), (1600, 1000))
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
+
+
+@dataclass
+class Visitor:
+    """``left``: the URLs of other origins that a page asked for; ``violations``: what broke the policy, or a script."""
+
+    context: BrowserContext
+    page: Page
+    left: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.violations.append(str(error)))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if "Content Security Policy" in message.text or "Content-Security-Policy" in message.text:
+            self.violations.append(message.text)
+
+    def block(self, route: Route) -> None:
+        self.left.append(route.request.url)
+        route.abort()
+
+    @contextmanager
+    def looks(self, width: int, height: int, scheme: Scheme) -> Iterator[None]:
+        """Look by a screen of this size and scheme."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme=scheme)
+        yield
+
+    def faults(self) -> list[str]:
+        """What axe finds wrong with the page as it is.
+
+        The script comes by the debugger, which the policy does not bind: the page itself stays as strict as it is.
+        """
+        if not self.page.evaluate("typeof window.axe === 'object'"):
+            self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.page.evaluate("() => axe.run()")
+        return [
+            f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            for each in found["violations"]
+            for node in each["nodes"]
+        ]
+
+    def is_wider_than_its_screen(self) -> bool:
+        """Whether the page as a whole must be scrolled sideways."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+def check_looks(visitor: Visitor, path: str) -> None:
+    """Open a page in each scheme and size: axe finds nothing, and the page fits its screen."""
+    for width, height in SIZES:
+        for scheme in SCHEMES:
+            with visitor.looks(width, height, scheme):
+                visitor.page.goto(path)
+                assert visitor.faults() == [], (width, scheme)
+                assert not visitor.is_wider_than_its_screen(), (width, scheme)
