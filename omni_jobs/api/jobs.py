@@ -7,6 +7,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import TypeAdapter
 
+from omni_jobs.api.asked_job import asked_job
 from omni_jobs.api.event_stream import EventStream, TextPlace, answer_with
 from omni_jobs.api.examples import EVENT_STREAM, EVENTS, FORK, JOB, MULTIPART, SUBMITS
 from omni_jobs.api.job_filters import (
@@ -35,7 +36,7 @@ from omni_jobs.http.request_parameters import (
     idempotency_key_header,
     preferred_wait,
 )
-from omni_jobs.jobs import Detail, JobFilter, SubmitResult, as_written
+from omni_jobs.jobs import JobFilter, SubmitResult, as_written
 from omni_jobs.requests import cancel_after, parse, parse_fork
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
@@ -50,15 +51,6 @@ _A_JOB: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json":
 def _answer(view: JobView | Page, status: int = 200) -> Response:
     """Return a view as JSON. Call this on a thread, because a large view would hold up the event loop."""
     return Response(view.model_dump_json(), status, media_type="application/json")
-
-
-def _seen(services: Services, caller: Caller, job_id: str) -> JobView:
-    """Return a job as the caller may see it, who asks for it so.
-
-    What others' work makes of its wait, only operators see finely.
-    """
-    detail = Detail.FINE if caller.may(Scope.ADMIN) else Detail.COARSE
-    return below(services.settings.root_path, services.jobs.get_asked(job_id, caller.sees, detail))
 
 
 Prefer = Annotated[  # for the document; several such headers count as one
@@ -123,7 +115,7 @@ async def _answered(services: Services, caller: Caller, request: Request, result
     within_s = preferred_wait(request.headers.getlist("Prefer"))
     connection = request.scope["state"].get("connection")
     if within_s and await services.watch.until_ended(result.job_id, within_s, caller.sees, connection):
-        view = await run_sync(_seen, services, caller, result.job_id)
+        view = await run_sync(asked_job, services, caller, result.job_id)
         answer = await run_sync(_answer, view, 200 if view.status.is_final else status)
         answer.headers["Preference-Applied"] = f"wait={within_s}"
         answer.headers["Location"] = f"{services.settings.root_path}/v1/jobs/{result.job_id}"
@@ -131,7 +123,7 @@ async def _answered(services: Services, caller: Caller, request: Request, result
     if result.job is not None and result.created_at is not None:
         answer = _answer(as_written(result.job, result.created_at), status)
     else:
-        answer = await run_sync(lambda: _answer(_seen(services, caller, result.job_id), status))
+        answer = await run_sync(lambda: _answer(asked_job(services, caller, result.job_id), status))
     answer.headers["Location"] = f"{services.settings.root_path}/v1/jobs/{result.job_id}"
     return answer
 
@@ -177,7 +169,7 @@ async def get_job(
     """
 
     def read() -> tuple[bool, Response]:
-        job = _seen(services, caller, job_id)
+        job = asked_job(services, caller, job_id)
         return job.status.is_final, _answer(job)
 
     has_ended, answer = await run_sync(read)
@@ -251,7 +243,7 @@ def cancel_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> Respo
     A job that has ended keeps its status.
     """
     services.jobs.cancel(job_id, caller.sees)
-    return _answer(_seen(services, caller, job_id))
+    return _answer(asked_job(services, caller, job_id))
 
 
 @router.post(
@@ -276,7 +268,7 @@ async def retry_job(
     stage from which it can go on.
     """
     await services.intake.retry(job_id, from_stage, caller.sees, caller.limits, may_be_high=caller.may(Scope.PRIORITY))
-    return await run_sync(lambda: _answer(_seen(services, caller, job_id)))
+    return await run_sync(lambda: _answer(asked_job(services, caller, job_id)))
 
 
 @router.post(
@@ -386,7 +378,7 @@ async def list_events(
     stream = EventStream(
         services.jobs,
         services.watch,
-        partial(_seen, services, caller, job_id),
+        partial(asked_job, services, caller, job_id),
         caller.sees,
         until_answered.enter_context(services.watch.reserve(caller.sees, connection)),
         after=after,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from omni_jobs.api import job_actions
+from omni_jobs.api import many_jobs
 from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.jobs import Glance
 from omni_jobs.settings import Settings
@@ -120,7 +120,7 @@ def test_many_are_cancelled_and_only_those_that_match(api: ApiServer) -> None:
 
 
 def test_a_limit_leaves_a_cursor(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_actions, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "_GROUP", 2)
     ids = [submitted(api) for _ in range(7)]
     body: dict[str, Any] = {"pipeline": "echo", "limit": 3}
     first = acted(api, "cancel", body)
@@ -172,7 +172,7 @@ def test_a_full_backlog_stops_retries_and_says_where(settings: Settings) -> None
 
 
 def test_an_outage_in_the_middle_says_what_was_done(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_actions, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "_GROUP", 2)
     ids = [submitted(api) for _ in range(4)]
     cancel_all = api.services.jobs.cancel_all
     calls: list[Sequence[str]] = []
