@@ -21,6 +21,8 @@ from omni_jobs.storage import ObjectRef
 from omni_jobs.views import JobView
 
 _BYTES: Final = "application/octet-stream"
+# The dashboard's policy lets a page show, play and read what this server has alone. "empty": a script reads it.
+_SHOWN_IN_PAGES: Final = ("image", "audio", "video", "empty")
 _STREAMED_ABOVE_BYTES = 256 << 10  # below, the steps of a stream cost more than the bytes
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -84,8 +86,7 @@ def artifact_answer(
     head_only = request.state.method == "HEAD"
     if part.if_none_match is not None and _has_etag(part.if_none_match, etag):
         return Response(status_code=304, headers=headers)
-    # The status page's policy lets it show pictures of this server alone.
-    if request.headers.get("sec-fetch-dest") != "image":
+    if request.headers.get("sec-fetch-dest") not in _SHOWN_IN_PAGES:
         url = presigned_url(services, artifact, download, head_only=head_only)
         if url is not None:
             return Response(status_code=307, headers={"Location": url})

@@ -79,7 +79,7 @@ KeepPayloadsOption = Annotated[
 PreviewsOption = Annotated[
     bool,
     typer.Option(
-        "--previews", help="Ask for previews: the status page shows them, and with --out preview.jpeg has the newest."
+        "--previews", help="Ask for previews: the dashboard shows them, and with --out preview.jpeg has the newest."
     ),
 ]
 WaitingOutOption = Annotated[

@@ -11,5 +11,5 @@ class Entry(NamedTuple):
     title: str
 
 
-NAVIGATION: Final[tuple[Entry, ...]] = ()
+NAVIGATION: Final = (Entry("overview", "/", "Overview"),)
 """A page is added here and in ``routes``."""

@@ -487,7 +487,7 @@ class ApiKeyRow(Base):
 
 
 class SessionRow(Base):
-    """The row of a browser's session on the status page. Its id is nowhere; the browser that sends it has the session.
+    """The row of a browser's session of the dashboard. Its id is nowhere; the browser that sends it has the session.
 
     It counts while its key does: a key that is revoked, expired or deleted with its tenant ends its sessions.
     """

@@ -9,7 +9,7 @@ from omni_jobs.views import JobView
 class PathPrefix:
     """Middleware that serves the API below a prefix, such as ``/jobs-api``, whether the proxy strips it or not.
 
-    A browser that leaves out the last slash of the status page's address is sent to the page.
+    A browser that leaves out the last slash of the dashboard's address is sent to the page.
     """
 
     def __init__(self, app: ASGIApp, *, prefix: str) -> None:
@@ -19,7 +19,7 @@ class PathPrefix:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path == self._prefix and scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            # The links of the status page count from its directory. No host is named, because a request may name any.
+            # The links of the dashboard count from its directory. No host is named, because a request may name any.
             await Response(status_code=307, headers={"Location": f"{self._prefix}/"})(scope, receive, send)
             return
         if not (path + "/").startswith(self._prefix + "/"):

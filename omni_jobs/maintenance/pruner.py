@@ -56,7 +56,7 @@ class Pruner(Rounds):
     """Deletes what was kept long enough, every ``prune_every_s``; and orphaned objects, every ``sweep_every_s``."""
 
     def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings, *, sessions: Sessions | None = None) -> None:
-        """``sessions``: those of the status page; None leaves them alone."""
+        """``sessions``: those of the dashboard; None leaves them alone."""
         super().__init__("pruner", settings.prune_every_s)
         self._sessions = sessions
         self._jobs = jobs

@@ -16,7 +16,6 @@ from omni_jobs.api import (
     artifacts,
     bulk,
     chat_completions,
-    dashboard,
     health,
     images,
     job_actions,
@@ -26,6 +25,7 @@ from omni_jobs.api import (
     responses,
     speech,
     stages,
+    status,
     transcriptions,
     usage,
     videos,
@@ -91,7 +91,7 @@ _OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, dashboard):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, status):
         documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=_OF_ANY_REQUEST)

@@ -1,5 +1,7 @@
 """The sign-in in a browser, with JavaScript and without."""
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -7,6 +9,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
+from tests.browser.seeded_jobs import Hands
 from tests.browser.visitor import Visitor, check_looks
 from tests.integration.api_server import ApiServer
 
@@ -41,3 +44,26 @@ def test_a_key_signs_in_also_without_javascript(key: str, api: ApiServer, browse
         page.wait_for_url("**/healthz")
         [cookie] = context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"], key in cookie["value"]) == (True, "Strict", False)
+
+
+def test_a_key_of_a_tenant_shows_its_jobs_and_no_workers(settings: Settings, api: ApiServer, visitor: Visitor) -> None:
+    database = Database(settings.resolved_database_url)
+    Tenants(database).create("globex")
+    reader, other = ApiKeys(database).create("globex", ["read"]).key, ApiKeys(database).create("globex", ["submit"]).key
+    operator = ApiKeys(database).create("globex", ["admin"]).key
+    database.close()
+    hands, page = Hands(api), visitor.page
+    job = hands.submitted(headers={"Authorization": f"Bearer {other}"})
+    hands.claimed(job)
+    for key, sees in ((reader, "Only a key with the scope admin sees the workers."), (operator, "first@host-a")):
+        page.goto("/")
+        page.wait_for_url("**/signin")
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("link", name=job)).to_be_visible()
+        expect(page.get_by_text(sees)).to_be_visible()
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/signin")
+    page.goto(f"/jobs/{job}")
+    page.wait_for_url(re.compile(rf"/signin\?to=.*{job}"))

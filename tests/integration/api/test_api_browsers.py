@@ -1,8 +1,6 @@
 """Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
-import base64
 import json
-import re
 import shutil
 import socket
 import threading
@@ -11,14 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from omni_jobs.database.database import Database
-from omni_jobs.jobs import Completion, NewWorker, ProgressReport, StoredArtifact
+from omni_jobs.jobs import Completion, NewWorker, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.storage.keys import artifact_key
-from omni_jobs.tenants.key_store import ApiKeys
-from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 from tests.oracles import samples
 from tests.services import missing
@@ -247,121 +242,9 @@ def drawn(api: ApiServer, **files: tuple[str, bytes]) -> str:
     return job_id
 
 
-SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><script>document.title = 'run'</script></svg>"
-
-
-def test_the_status_page_shows_a_jobs_pictures(api: ApiServer, page: Page) -> None:
-    png, webp = samples.image(96, 64), samples.image(40, 80, format="WEBP")
-    told: list[str] = []
-    page.on("console", lambda message: told.append(message.text))
-    loads: list[str] = []
-    page.on("request", lambda request: loads.append(request.url) if request.resource_type == "image" else None)
-    job = drawn(
-        api,
-        large=("image/png", png),
-        small=("image/webp", webp),
-        drawing=("image/svg+xml", SVG),
-        sound=("audio/wav", b"RIFF"),
-        broken=("image/jpeg", b"no picture"),
-    )
-    page.goto(f"http://localhost:{api.port}/")
-    first, second = page.get_by_alt_text(f"large.png of {job}"), page.get_by_alt_text(f"small.webp of {job}")
-    expect(first).to_have_js_property("naturalWidth", 96)
-    expect(first).to_have_js_property("naturalHeight", 64)
-    expect(second).to_have_js_property("naturalWidth", 40)
-    expect(second).to_be_visible()
-    expect(page.get_by_alt_text(f"broken.jpeg of {job}")).to_be_hidden()
-    assert page.locator("img").count() == 3
-    for name in ("large.png", "small.webp", "drawing.svg", "sound.wav", "broken.jpeg"):
-        expect(page.get_by_role("link", name=name)).to_be_visible()
-    first.evaluate("(picture) => picture.dataset.seen = 'yes'")
-    note = page.get_by_role("status").inner_text()
-    expect(page.get_by_role("status")).not_to_have_text(note)  # the page was drawn anew
-    expect(first).to_have_attribute("data-seen", "yes")
-    assert len(loads) == 3
-    assert [text for text in told if "Content Security Policy" in text] == []
-    first.click()
-    page.wait_for_url(f"**/v1/jobs/{job}/artifacts/large.png")
-
-
-def data_url(width: int, height: int) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(samples.image(width, height, format='JPEG')).decode()}"
-
-
-def test_the_status_page_shows_the_newest_preview_of_a_job_that_runs(api: ApiServer, page: Page) -> None:
-    job_id = str(api.http.post("/v1/jobs", json=ECHO).json()["id"])
-    jobs, echo = api.services.jobs, api.services.pipelines["echo"]
-    jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
-    [claim] = jobs.claim("w", 5).claims
-
-    def draw(done: int, picture: str | None) -> None:
-        jobs.report_progress([ProgressReport(claim.stage_run_id, claim.attempt, done, 50, "steps", picture=picture)])
-
-    draw(5, data_url(24, 16))
-    page.goto(f"http://localhost:{api.port}/")
-    shown = page.get_by_alt_text(f"preview of {job_id}")
-    expect(shown).to_have_js_property("naturalWidth", 24)
-    expect(shown).to_be_visible()
-    expect(page.get_by_text("5 / 50 steps")).to_be_visible()
-    draw(10, data_url(32, 16))
-    expect(shown).to_have_js_property("naturalWidth", 32)
-    expect(page.get_by_text("10 / 50 steps")).to_be_visible()
-    draw(15, f"https://evil.example/{'x' * 64}.png")
-    expect(page.get_by_text("15 / 50 steps")).to_be_visible()
-    expect(shown).to_have_count(0)
-    draw(20, data_url(32, 16) + "A" * (64 << 10))  # too large to come with every refresh
-    expect(page.get_by_text("20 / 50 steps")).to_be_visible()
-    expect(shown).to_have_count(0)
-
-
-def test_a_picture_of_another_site_stays_out_of_the_status_page(api: ApiServer, evil: int, page: Page) -> None:
-    page.goto(f"http://localhost:{api.port}/")
-    refused = page.evaluate(
-        """(url) => new Promise((done) => {
-            document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
-            const picture = document.createElement("img");
-            picture.src = url;
-            document.body.append(picture);
-        })""",
-        f"http://localhost:{evil}/picture.png",
-    )
-    assert refused == "img-src"
-
-
 def test_a_very_large_picture_is_linked_alone(api: ApiServer) -> None:
     job = drawn(api, huge=("image/png", bytes((16 << 20) + 1)), small=("image/png", samples.image()))
     [recent] = api.http.get("/v1/status").json()["recent"]
     base = f"/v1/jobs/{job}/artifacts"
     assert sorted(recent["artifacts"]) == [f"{base}/huge.png", f"{base}/small.png"]
     assert recent["pictures"] == [f"{base}/small.png"]
-
-
-def test_the_status_page_asks_for_a_key_and_shows_its_tenants_jobs(settings: Settings, page: Page) -> None:
-    database = Database(settings.resolved_database_url)
-    Tenants(database).create("acme")
-    reader = ApiKeys(database).create("acme", ["read"])
-    writer = ApiKeys(database).create("acme", ["submit"])
-    with serve(settings.model_copy(update={"auth": "keys"})) as api:
-        answer = api.http.post("/v1/jobs", json=ECHO, headers={"Authorization": f"Bearer {writer.key}"})
-        echo = api.services.pipelines["echo"]
-        page.goto(f"http://localhost:{api.port}/")
-        page.get_by_label("API key").fill(writer.key)
-        page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("status")).to_have_text(re.compile("scope read"))
-        page.get_by_label("API key").fill(reader.key)
-        page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("link", name=answer.json()["id"])).to_be_visible()
-        expect(page.get_by_label("API key")).to_be_hidden()
-        expect(page.get_by_text("no worker has a live lease")).to_be_visible()
-        api.services.jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version), 60.0)
-        expect(page.get_by_text("only a key with the scope admin sees the workers")).to_be_visible()
-        assert page.evaluate("document.cookie") == ""
-        page.reload()
-        page.get_by_role("link", name=answer.json()["id"]).click()
-        page.wait_for_url(f"**{answer.headers['location']}")
-        assert '"status":"queued"' in page.inner_text("body")
-        page.go_back()
-        page.get_by_role("button", name="Sign out").click()
-        expect(page.get_by_label("API key")).to_be_visible()
-        expect(page.get_by_role("link", name=answer.json()["id"])).to_be_hidden()
-    database.close()

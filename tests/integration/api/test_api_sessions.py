@@ -1,4 +1,4 @@
-"""Sessions of the status page: what they open, when they end, and how their cookie travels, also through a proxy."""
+"""Sessions of the dashboard: what they open, when they end, and how their cookie travels, also through a proxy."""
 
 import contextlib
 import hashlib

@@ -35,8 +35,8 @@ def routes_of_api() -> list[APIRoute]:
     return [route for route in create_app(Settings()).routes if isinstance(route, APIRoute)]
 
 
-OPEN = {"GET /healthz", "GET /readyz", "GET /", "DELETE /v1/session"}
-"""Health, the page without its data, and the end of a session, for which a key need not be good any more."""
+OPEN = {"GET /healthz", "GET /readyz", "DELETE /v1/session"}
+"""Health, and the end of a session, for which a key need not be good any more."""
 OPEN_PAGES = {"GET /signin", "POST /signin", "POST /signout", "GET /static/{version}/{name:path}"}
 """The sign-in and the sign-out, and files that hold no data."""
 SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
@@ -113,7 +113,7 @@ def test_the_document_of_a_server_with_keys_says_which_routes_take_one() -> None
         for method, operation in methods.items()
         if operation.get("security") != [{name: []}]
     }
-    assert without == OPEN - {"GET /"}
+    assert without == OPEN
     assert "security" not in str(create_app(Settings()).openapi())
 
 

@@ -33,8 +33,8 @@ class Table:
         self.now += self.takes_s
         return self.counts
 
-    def cached(self) -> CachedValue[int]:
-        return CachedValue(self.count, run_sync, clock=lambda: self.now)
+    def cached(self, least_kept_s: float = 0.0) -> CachedValue[int]:
+        return CachedValue(self.count, run_sync, clock=lambda: self.now, least_kept_s=least_kept_s)
 
     async def counting(self, cached: CachedValue[int]) -> asyncio.Task[int]:
         """Begin a count that goes on until ``open`` is set."""
@@ -48,6 +48,14 @@ class Table:
 async def test_what_takes_a_moment_is_always_fresh() -> None:
     cached = Table(takes_s=0.01).cached()
     assert [await cached.get() for _ in range(3)] == [1, 2, 3]
+
+
+async def test_what_takes_a_moment_is_kept_as_long_as_its_owner_says() -> None:
+    table = Table(takes_s=0.01)
+    cached = table.cached(least_kept_s=1.0)
+    assert [await cached.get() for _ in range(3)] == [1, 1, 1]
+    table.now += 1.0
+    assert await cached.get() == 2
 
 
 async def test_what_takes_long_is_kept_for_a_while() -> None:

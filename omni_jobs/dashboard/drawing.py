@@ -1,0 +1,65 @@
+"""``drawn``: where the stages of a pipeline stand in its drawing, and the lines between them. It reads nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BOX_WIDTH: Final = 208
+BOX_HEIGHT: Final = 90
+_GAP: Final = 44  # between two columns
+_LINE_GAP: Final = 12  # between two boxes of a column
+_MARGIN: Final = 3  # for the outline of a box that has the focus
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The box of a stage: its upper left corner, in pixels."""
+
+    stage: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The drawing of a pipeline. ``lines`` are paths of SVG."""
+
+    width: int
+    height: int
+    boxes: Sequence[Box]
+    lines: Sequence[str]
+
+
+def drawn(inputs: Mapping[str, Sequence[str]]) -> Drawing:
+    """Return the drawing of stages, given with their ``inputs``, the stages that feed them; none feeds itself.
+
+    A stage stands one column behind the last of those that feed it. An input that is no stage has no line.
+    """
+    columns: dict[str, int] = {}
+    while len(columns) < len(inputs):
+        for stage, feeds in inputs.items():
+            known = [each for each in feeds if each in inputs]
+            if all(each in columns for each in known):
+                columns[stage] = 1 + max((columns[each] for each in known), default=-1)
+    of_column: dict[int, list[str]] = {}
+    for stage, column in columns.items():
+        of_column.setdefault(column, []).append(stage)
+    most = max(map(len, of_column.values()), default=0)
+    height = most * BOX_HEIGHT + max(0, most - 1) * _LINE_GAP
+    boxes: dict[str, Box] = {}
+    for column, stages in of_column.items():
+        its_height = len(stages) * BOX_HEIGHT + (len(stages) - 1) * _LINE_GAP
+        top = _MARGIN + (height - its_height) // 2
+        for row, stage in enumerate(stages):
+            x = _MARGIN + column * (BOX_WIDTH + _GAP)
+            boxes[stage] = Box(stage, x, top + row * (BOX_HEIGHT + _LINE_GAP))
+    lines = [_line(boxes[each], boxes[stage]) for stage, feeds in inputs.items() for each in feeds if each in boxes]
+    width = max((box.x for box in boxes.values()), default=0) + BOX_WIDTH + _MARGIN
+    return Drawing(width, height + 2 * _MARGIN, list(boxes.values()), lines)
+
+
+def _line(begin: Box, end: Box) -> str:
+    x, y = begin.x + BOX_WIDTH, begin.y + BOX_HEIGHT // 2
+    to_x, to_y = end.x, end.y + BOX_HEIGHT // 2
+    bend = _GAP // 2
+    return f"M{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x} {to_y}"

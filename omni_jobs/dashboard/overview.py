@@ -1,0 +1,143 @@
+"""The overview: each pipeline as a drawing of its stages and how loaded they are, the workers, the newest jobs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi import APIRouter, Response
+
+from omni_jobs.api.stage_loads import StageLoad, is_shown_picture, stage_loads, without_long_progress
+from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, Drawing, drawn
+from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.visit import Looks, Visit
+from omni_jobs.http.path_prefix import below
+from omni_jobs.http.process import short_switch_interval
+from omni_jobs.jobs import JobFilter
+from omni_jobs.views import JobView
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_NEWEST: Final = 12
+_SEEN_FOR_WAITS: Final = 60  # of the newest jobs: why they wait tells why a stage stands still
+
+
+@dataclass(frozen=True, slots=True)
+class StageBox:
+    """A stage in the drawing of its pipeline. ``trouble``: why it stands still; None: it does not."""
+
+    load: StageLoad
+    x: int
+    y: int
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDrawing:
+    """A pipeline with its stages as they are now."""
+
+    name: str
+    drawing: Drawing
+    boxes: Sequence[StageBox]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has neither workers nor work."""
+        return not any(self.work) and not any(box.load.workers for box in self.boxes)
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Its stage runs that wait in a queue, and those that run."""
+        return sum(box.load.queued for box in self.boxes), sum(box.load.running for box in self.boxes)
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether one of its stages stands still."""
+        return any(box.trouble for box in self.boxes)
+
+
+@router.get("/")
+async def overview(visit: Looks) -> Response:
+    """Show the overview."""
+    return await visit.page("overview", "Overview", content=await _content(visit))
+
+
+@router.get("/fragments/overview")
+async def overview_content(visit: Looks) -> Response:
+    """Return what of the overview changes."""
+    return visit.answer(await _content(visit))
+
+
+async def _content(visit: Visit) -> Fragment:
+    return await visit.fragment("overview", lambda: _read(visit))
+
+
+def _read(visit: Visit) -> Mapping[str, Any]:
+    services, caller = visit.services, visit.caller
+    with short_switch_interval():
+        counts = services.jobs.counts(None if caller.operates else caller.sees)
+        workers = list(services.jobs.workers())
+        loads = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
+        newest = services.jobs.list(JobFilter(tenant=caller.sees), limit=_SEEN_FOR_WAITS, brief=True).jobs
+    pipelines = _drawings(visit, loads, newest)
+    return {
+        "now": datetime.now(UTC),
+        "jobs": counts.jobs,
+        "busy": [each for each in pipelines if not each.is_quiet],
+        "quiet": [each for each in pipelines if each.is_quiet],
+        "has_workers": bool(workers),
+        "workers": workers if caller.operates else [],
+        "newest": [below(visit.root, _short(job)) for job in newest[:_NEWEST]],
+        "is_shown_picture": is_shown_picture,
+        "box_width": BOX_WIDTH,
+        "box_height": BOX_HEIGHT,
+    }
+
+
+def _drawings(visit: Visit, loads: Sequence[StageLoad], newest: Sequence[JobView]) -> list[PipelineDrawing]:
+    """Return the pipelines: those in trouble first, then those with work, then those with workers."""
+    served = visit.services.pipelines
+    waits = {(job.pipeline, job.waiting.stage): job.waiting.reason for job in newest if job.waiting is not None}
+    of_pipelines: dict[str, list[StageLoad]] = {}
+    for load in loads:
+        of_pipelines.setdefault(load.pipeline, []).append(load)
+    pipelines = []
+    for name, its_loads in of_pipelines.items():
+        stages = served[name].stages if name in served else {}
+        inputs = {load.stage: list(stages[load.stage].inputs) if load.stage in stages else [] for load in its_loads}
+        drawing = drawn(inputs)
+        by_stage = {load.stage: load for load in its_loads}
+        boxes = [
+            StageBox(load, box.x, box.y, trouble_of(load, waits.get((name, box.stage)), is_served=name in served))
+            for box in drawing.boxes
+            for load in [by_stage[box.stage]]
+        ]
+        pipelines.append(PipelineDrawing(name, drawing, boxes))
+    return sorted(pipelines, key=lambda each: (not each.has_trouble, not any(each.work), each.is_quiet, each.name))
+
+
+_OF_WAITS: Final = {
+    "no_worker": "no worker has this pipeline's file",
+    "loading_model": "its workers load the model",
+    "quota": "a tenant is at its limit",
+    "retry_backoff": "waits before another try",
+}
+
+
+def trouble_of(load: StageLoad, reason: str | None, *, is_served: bool = True) -> str | None:
+    """Return why a stage stands still, or part of it does; None: nothing does.
+
+    ``reason``: why one of the newest jobs waits there, as in ``WaitingView``.
+    """
+    if load.paused:
+        return "paused"
+    if load.queued and not load.workers:
+        return "loads the model" if reason == "loading_model" else "no worker"
+    if load.queued and reason in _OF_WAITS:
+        return _OF_WAITS[reason]
+    return None if is_served or not load.queued + load.running + load.pending else "not served here"
+
+
+def _short(job: JobView) -> JobView:
+    return job.model_copy(update={"stages": [without_long_progress(stage) for stage in job.stages]})
