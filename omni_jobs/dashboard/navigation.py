@@ -11,5 +11,8 @@ class Entry(NamedTuple):
     title: str
 
 
-NAVIGATION: Final = (Entry("overview", "/", "Overview"),)
+NAVIGATION: Final = (
+    Entry("overview", "/", "Overview"),
+    Entry("jobs", "/jobs", "Jobs"),
+)
 """A page is added here and in ``routes``."""

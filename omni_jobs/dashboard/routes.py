@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from omni_jobs.dashboard import overview, previews, signin, static_files
+from omni_jobs.dashboard import jobs, overview, previews, signin, static_files
 from omni_jobs.http.request_parameters import check_query
 
 PAGES: Final = (overview, previews, signin)
@@ -13,4 +13,5 @@ PAGES: Final = (overview, previews, signin)
 router = APIRouter()
 for page in PAGES:
     router.include_router(page.router, dependencies=[Depends(check_query)])
+router.include_router(jobs.router)  # it checks its query itself
 router.include_router(static_files.router)
