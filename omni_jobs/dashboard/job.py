@@ -1,0 +1,146 @@
+"""The page of a job: its timeline, its text as it grows, what it has made, its errors and events, and what to do."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Request, Response
+
+from omni_jobs.api.asked_job import asked_job
+from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.snippets import snippets_of
+from omni_jobs.dashboard.templates import shortened
+from omni_jobs.dashboard.timeline import timeline_of
+from omni_jobs.dashboard.visit import Acts, Looks, Visit
+from omni_jobs.errors import InvalidRequest
+from omni_jobs.http.browsers import SHOWN_TYPES
+from omni_jobs.http.form_reader import read_form
+from omni_jobs.http.process import short_switch_interval
+from omni_jobs.http.request_parameters import JobId
+from omni_jobs.requests import parse_fork
+from omni_jobs.states import StageRunState
+from omni_jobs.tenants.caller import Scope
+from omni_jobs.views import ArtifactView, JobView
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_LONGEST_TEXT: Final = 20_000  # characters of a text that is shown
+_MOST_FORM: Final = 256 << 10
+_MOST_EVENTS: Final = 100
+
+
+@router.get("/jobs/{job_id}")
+async def show_job(visit: Looks, job_id: JobId) -> Response:
+    """Show a job."""
+    content = await _content(visit, job_id, with_text=True)
+    return await visit.page("job", job_id, content=content, job_id=job_id)
+
+
+@router.get("/fragments/jobs/{job_id}")
+async def job_content(visit: Looks, job_id: JobId) -> Response:
+    """Return what of a job's page changes, without the text of stages that run: the page listens to its events."""
+    return visit.answer(await _content(visit, job_id, with_text=False))
+
+
+async def _content(visit: Visit, job_id: str, *, with_text: bool) -> Fragment:
+    def read() -> Mapping[str, Any]:
+        with short_switch_interval():
+            job = asked_job(visit.services, visit.caller, job_id)
+            events = visit.services.jobs.events(job_id, visit.caller.sees)
+        now = datetime.now(UTC)
+        return {
+            "now": now,
+            "job": job,
+            "events": events[-_MOST_EVENTS:],
+            "timeline": timeline_of(job, now),
+            "with_text": with_text,
+            "made": _made(job),
+            "kind_of": _kind_of,
+            "errors": [(stage.name, error) for stage in job.stages for error in stage.errors],
+            "text_places": _text_places(job),
+        }
+
+    return await visit.fragment("job", read, job_id, with_text)
+
+
+def _made(job: JobView) -> Mapping[str, str]:
+    """Return what a job has made so far, by name, each as a text of bounded length."""
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+        for name, value in job.made.items()
+    }
+    return {name: shortened(text, _LONGEST_TEXT) for name, text in texts.items()}
+
+
+def _text_places(job: JobView) -> str:
+    """Return the texts that the page has of stages that run, as ``text_from`` of the event stream names them."""
+    return ",".join(
+        f"{stage.name}:{stage.attempt}:{len(stage.progress.text)}"
+        for stage in job.stages
+        if stage.status is StageRunState.RUNNING and stage.progress is not None and stage.progress.text
+    )
+
+
+def _kind_of(artifact: ArtifactView) -> str:
+    """Return how a page shows an artifact: audio, image or video; "" for a link alone."""
+    return artifact.media_type.partition("/")[0] if artifact.media_type in SHOWN_TYPES else ""
+
+
+@router.get("/fragments/jobs/{job_id}/request")
+async def show_request(visit: Looks, job_id: JobId) -> Response:
+    """Return the request of a job, and what sends it again."""
+
+    def read() -> Mapping[str, Any]:
+        with short_switch_interval():
+            request = visit.services.jobs.admitted_request(job_id, visit.caller.sees)
+        url = visit.services.settings.public_url or str(visit.request.base_url).rstrip("/")
+        has_keys = visit.services.callers.auth == "keys"
+        snippets = snippets_of(request, url.rstrip("/"), has_keys=has_keys)
+        return {
+            "request": shortened(json.dumps(request, ensure_ascii=False, indent=2), _LONGEST_TEXT),
+            "snippets": [each._replace(text=shortened(each.text, _LONGEST_TEXT)) for each in snippets],
+        }
+
+    return visit.answer(await visit.fragment("request", read, job_id, str(visit.request.base_url)))
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel_job(visit: Acts, job_id: JobId) -> Response:
+    """Cancel a job. One that has ended keeps its state, which its page shows."""
+    await run_sync(visit.services.jobs.cancel, job_id, visit.caller.sees)
+    return visit.moved(f"/jobs/{job_id}")
+
+
+@router.post("/jobs/{job_id}/retry")
+async def retry_job(visit: Acts, job_id: JobId, request: Request) -> Response:
+    """Run a job again: what did not succeed, or from a stage on."""
+    form = await read_form(request, _MOST_FORM, max_files=0)
+    caller = visit.caller
+    await visit.services.intake.retry(
+        job_id,
+        form.only_text("from_stage") or None,
+        caller.sees,
+        caller.limits,
+        may_be_high=caller.may(Scope.PRIORITY),
+    )
+    return visit.moved(f"/jobs/{job_id}")
+
+
+@router.post("/jobs/{job_id}/fork")
+async def fork_job(visit: Acts, job_id: JobId, request: Request) -> Response:
+    """Submit a job that takes over the earlier stages of this one, with changes, and go to its page."""
+    form = await read_form(request, _MOST_FORM, max_files=0)
+    try:
+        changes = json.loads(form.only_text("changes") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"is no JSON: {error}", field="changes") from None
+    if not isinstance(changes, dict):
+        raise InvalidRequest("must be an object, such as {}", field="changes")
+    body = json.dumps({**changes, "from_stage": form.only_text("from_stage") or ""}).encode()
+    parse = partial(parse_fork, body, visit.services.settings, caller=visit.caller)
+    result = await visit.services.intake.fork(job_id, await visit.services.lanes.run_parsing([body], parse))
+    return visit.moved(f"/jobs/{result.job_id}")

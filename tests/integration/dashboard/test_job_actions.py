@@ -1,0 +1,176 @@
+"""Actions of the dashboard over HTTP: who may do them, what a preview says, and what becomes of jobs meanwhile."""
+
+import re
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from omni_jobs.api import many_jobs
+from omni_jobs.database.database import Database
+from omni_jobs.settings import Settings
+from omni_jobs.tenants.key_store import ApiKeys
+from omni_jobs.tenants.tenant_store import Tenants
+from tests.integration.api_server import ApiServer, serve
+from tests.integration.served_jobs import completed, failed
+
+OWN = {"Sec-Fetch-Site": "same-origin"}
+ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
+NOWHERE = "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
+
+
+def submitted(api: ApiServer, **fields: object) -> str:
+    return str(api.http.post("/v1/jobs", json=ECHO | fields).json()["id"])
+
+
+def posted(api: ApiServer, path: str, *fields: tuple[str, str], **headers: str) -> httpx2.Response:
+    form = [(name, (None, value)) for name, value in fields]
+    return api.http.post(path, files=form, headers=OWN | headers)
+
+
+def fields_of(html: str) -> list[tuple[str, str]]:
+    """The hidden fields of the form that the page would send next."""
+    return re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', html.replace("&amp;", "&"))
+
+
+def status_of(api: ApiServer, job_id: str) -> str:
+    return str(api.services.jobs.get(job_id).status)
+
+
+def test_a_preview_says_how_many_and_which_and_changes_nothing(api: ApiServer) -> None:
+    jobs = [submitted(api, metadata={"project": "sea"}) for _ in range(3)]
+    other = submitted(api)
+    preview = posted(api, "/jobs/actions", ("verb", "cancel"), ("of", "matching"), ("query", "metadata=project%3Dsea"))
+    assert preview.status_code == 200
+    assert "Cancel 3 jobs?" in preview.text
+    assert all(job in preview.text for job in jobs)
+    assert other not in preview.text
+    assert {status_of(api, job) for job in jobs} == {"queued"}
+    done = posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert "3 jobs cancelled" in done.text
+    assert {status_of(api, job) for job in jobs} == {"cancelled"}
+    assert status_of(api, other) == "queued"
+    again = posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert "0 jobs cancelled" in again.text
+
+
+def test_chosen_jobs_that_ended_meanwhile_are_told_to_both(api: ApiServer) -> None:
+    ended, gone, queued = submitted(api), submitted(api), submitted(api)
+    preview = posted(api, "/jobs/actions", ("verb", "cancel"), *(("job", each) for each in (ended, gone, queued)))
+    assert "Cancel 3 jobs?" in preview.text
+    completed(api, ended)
+    api.services.jobs.cancel(gone)
+    api.services.jobs.delete(gone)
+    done = posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert "1 job cancelled" in done.text
+    assert "the job has ended" in done.text
+    assert status_of(api, queued) == "cancelled"
+
+
+def test_retry_and_delete_of_chosen_jobs(api: ApiServer) -> None:
+    job = submitted(api)
+    failed(api, job)
+    done = posted(api, "/jobs/actions/run", ("verb", "retry"), ("job", job))
+    assert ("1 job retried" in done.text, status_of(api, job)) == (True, "queued")
+    api.services.jobs.cancel(job)
+    done = posted(api, "/jobs/actions/run", ("verb", "delete"), ("job", job))
+    assert "1 job deleted" in done.text
+    assert api.http.get(f"/jobs/{job}").status_code == 404
+
+
+def test_an_action_on_many_goes_on_from_its_page_alone(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_jobs, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "_LONGEST_S", 0.0)
+    jobs = [submitted(api) for _ in range(5)]
+    fields = [("verb", "cancel"), ("query", "pipeline=echo"), ("total", "5")]
+    told = []
+    while True:
+        done = posted(api, "/jobs/actions/run", *fields)
+        told.append(re.search(r"<h1>(.*?)</h1>", done.text)[1])  # type: ignore[index]
+        if "data-goes-on" not in done.text:
+            break
+        fields = fields_of(done.text)
+    assert told == ["2 jobs cancelled so far", "4 jobs cancelled so far", "5 jobs cancelled"]
+    assert {status_of(api, job) for job in jobs} == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ([("verb", "explode"), ("job", NOWHERE)], "verb"),
+        ([("verb", "cancel")], "job"),
+        ([("verb", "cancel"), ("job", "x")], "job"),
+        ([("verb", "cancel"), ("of", "matching"), ("query", "")], "body"),
+        ([("verb", "cancel"), ("of", "matching"), ("query", "x=1")], "x"),
+        ([("verb", "cancel"), ("of", "matching"), ("query", "status=completed")], "status"),
+        ([("verb", "delete"), ("verb", "cancel"), ("job", NOWHERE)], "verb"),
+    ],
+)
+def test_a_wrong_form_is_a_page_that_names_the_field(api: ApiServer, fields: list[tuple[str, str]], field: str) -> None:
+    answer = posted(api, "/jobs/actions", *fields)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "text/html; charset=utf-8")
+    assert f"<bdi>{field}</bdi>" in answer.text
+
+
+def test_a_job_is_cancelled_retried_from_a_stage_and_forked(api: ApiServer) -> None:
+    job = submitted(api, keep_payloads=True)
+    assert posted(api, f"/jobs/{job}/cancel", ("x", "")).headers["location"] == f"/jobs/{job}"
+    assert status_of(api, job) == "cancelled"
+    assert posted(api, f"/jobs/{job}/retry", ("from_stage", "")).status_code == 303
+    completed(api, job)
+    fork = posted(api, f"/jobs/{job}/fork", ("from_stage", "second"), ("changes", "{}"))
+    assert fork.status_code == 303, fork.text
+    made = api.services.jobs.get(fork.headers["location"].removeprefix("/jobs/"))
+    assert made.forked_from == job
+    for changes in ("[]", "{", '{"messages": []}'):
+        wrong = posted(api, f"/jobs/{job}/fork", ("from_stage", "second"), ("changes", changes))
+        assert (wrong.status_code, "<h1>422</h1>" in wrong.text) == (422, True)
+
+
+def test_no_form_without_an_origin_changes_anything(api: ApiServer) -> None:
+    job = submitted(api)
+    form = [("verb", (None, "cancel")), ("job", (None, job))]
+    for path in (f"/jobs/{job}/cancel", "/jobs/actions/run"):
+        answer = api.http.post(path, files=form)
+        assert answer.status_code == 403, path
+    assert status_of(api, job) == "queued"
+
+
+@pytest.fixture
+def keys(settings: Settings) -> Iterator[ApiKeys]:
+    database = Database(settings.resolved_database_url)
+    for tenant in ("acme", "globex"):
+        Tenants(database).create(tenant)
+    yield ApiKeys(database)
+    database.close()
+
+
+def test_who_may_only_read_finds_no_button_and_no_form_that_works(settings: Settings, keys: ApiKeys) -> None:
+    made = {
+        name: {"Authorization": f"Bearer {keys.create(tenant, scopes).key}"}
+        for name, tenant, scopes in (
+            ("writer", "acme", ["submit"]),
+            ("reader", "acme", ["read"]),
+            ("other", "globex", ["read", "submit"]),
+        )
+    }
+    with serve(settings.model_copy(update={"auth": "keys"})) as api:
+        job = api.http.post("/v1/jobs", json=ECHO, headers=made["writer"]).json()["id"]
+        cookies = {}
+        for name in ("reader", "other"):
+            answer = api.http.post("/v1/session", headers=made[name])
+            cookies[name] = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+            api.http.cookies.clear()
+        for path in ("/jobs", f"/jobs/{job}"):
+            html = api.http.get(path, headers=cookies["reader"]).text
+            assert job in html
+            assert re.findall(r'<form method="post" action="(?!/signout)', html) == []
+            assert 'type="checkbox"' not in html
+        paths = (f"/jobs/{job}/cancel", f"/jobs/{job}/retry", f"/jobs/{job}/fork", "/jobs/actions", "/jobs/actions/run")
+        for path in paths:
+            answer = posted(api, path, ("verb", "cancel"), ("job", job), **cookies["reader"])
+            assert answer.status_code == 403, path
+        assert posted(api, f"/jobs/{job}/cancel", ("x", ""), **cookies["other"]).status_code == 404
+        assert job not in api.http.get("/jobs", headers=cookies["other"]).text
+        assert api.http.get(f"/jobs/{job}", headers=cookies["other"]).status_code == 404
+        assert status_of(api, job) == "queued"

@@ -1,0 +1,80 @@
+"""The timeline of a job: bars to scale, whatever its stages have come to."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from omni_jobs.dashboard.timeline import StageLine, timeline_of
+from omni_jobs.states import JobState, StageRunState
+from omni_jobs.views import AttemptErrorView, JobView, StageRunView
+
+BEGIN = datetime(2026, 11, 27, 9, 0, tzinfo=UTC)
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else BEGIN + timedelta(seconds=seconds)
+
+
+def stage(
+    status: str, queued: float | None, started: float | None, finished: float | None, failed_at: tuple[float, ...] = ()
+) -> StageRunView:
+    errors = [
+        AttemptErrorView(code="model_error", message="x", attempt=n, worker="w", at=BEGIN + timedelta(seconds=each))
+        for n, each in enumerate(failed_at, 1)
+    ]
+    return StageRunView(
+        name="first", status=StageRunState(status), attempt=len(errors) + 1, reason=None, queued_at=at(queued),
+        started_at=at(started), finished_at=at(finished), progress=None, payload_bytes=None, worker="w", errors=errors,
+    )  # fmt: skip
+
+
+def job(*stages: StageRunView, finished: float | None = None) -> JobView:
+    return JobView(
+        id="job-1", pipeline="echo", pipeline_version="1", status=JobState.IN_PROGRESS, created_at=BEGIN,
+        started_at=None, finished_at=at(finished), modalities=["text"], stages=list(stages), result=None, artifacts=[],
+        error=None, metadata={}, seed=1,
+    )  # fmt: skip
+
+
+def bars(line: StageLine) -> list[tuple[str, float, float]]:
+    return [(bar.kind, bar.left, bar.width) for bar in line.bars]
+
+
+@pytest.mark.parametrize(
+    ("its", "expected"),
+    [
+        (stage("pending", None, None, None), []),
+        (stage("queued", 0, None, None), [("waited", 0, 100)]),
+        (stage("running", 0, 20, None), [("waited", 0, 20), ("running", 20, 80)]),
+        (stage("succeeded", 0, 20, 60), [("waited", 0, 20), ("succeeded", 20, 40)]),
+        (stage("cancelled", 0, 20, 60), [("waited", 0, 20), ("cancelled", 20, 40)]),
+        (stage("cancelled", 0, None, 60), [("waited", 0, 60)]),
+        (stage("failed", 0, 20, 60, (60,)), [("failed", 0, 60)]),
+        (stage("queued", 0, 20, None, (60,)), [("failed", 0, 60), ("waited", 60, 40)]),
+        (
+            stage("succeeded", 0, 70, 90, (30, 60)),
+            [("failed", 0, 30), ("failed", 30, 30), ("waited", 60, 10), ("succeeded", 70, 20)],
+        ),
+    ],
+)
+def test_each_time_of_a_stage_is_a_bar(its: StageRunView, expected: list[tuple[str, float, float]]) -> None:
+    [line] = timeline_of(job(its), BEGIN + timedelta(seconds=100)).lines
+    assert bars(line) == expected
+
+
+def test_what_was_short_is_seen_and_nothing_leaves_the_scale() -> None:
+    its = stage("succeeded", -5, 99.9999, 200)  # clocks disagree
+    [line] = timeline_of(job(its, finished=100), BEGIN).lines
+    for bar in line.bars:
+        assert bar.width >= 0.3
+        assert 0 <= bar.left <= bar.left + bar.width <= 100.01
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 1, 7, 100, 3000, 90_000, 30 * 86_400.0])
+def test_a_scale_has_few_ticks(seconds: float) -> None:
+    timeline = timeline_of(job(finished=seconds), BEGIN)
+    ticks: Any = timeline.ticks
+    assert 1 <= len(ticks) <= 8
+    assert ticks[0] == (0, 0)
+    assert all(0 <= left <= 100 for left, _ in ticks)
