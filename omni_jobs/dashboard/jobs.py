@@ -1,6 +1,7 @@
 """The list of jobs: filters in the address bar, pages by key, and what is done to many of them after a preview."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
 
@@ -12,7 +13,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.job_query import JobQuery
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
-from omni_jobs.errors import InvalidRequest
+from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form, read_form
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import JOB_ID
@@ -128,8 +129,12 @@ async def run_action(visit: Acts, request: Request) -> Response:
 
 
 def _some(visit: Visit, chosen: Sequence[str]) -> list[JobView]:
-    """Return the first of the chosen jobs. Raises NotFound for one that is gone."""
-    return [visit.services.jobs.get(job_id, visit.caller.sees) for job_id in chosen[:_SHOWN]]
+    """Return the first of the chosen jobs, without those that are gone."""
+    found = []
+    for job_id in chosen[:_SHOWN]:
+        with suppress(NotFound):
+            found.append(visit.services.jobs.get(job_id, visit.caller.sees))
+    return found
 
 
 async def _form(request: Request) -> Form:

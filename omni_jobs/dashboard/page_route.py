@@ -1,6 +1,8 @@
 """``PageRoute``: a route whose errors are pages, because a person reads them."""
 
+import logging
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +14,8 @@ from omni_jobs.dashboard.templates import rendered
 from omni_jobs.dashboard.visit import PAGE_HEADERS, frame_of, moved
 from omni_jobs.errors import OmniJobsError, Unauthenticated
 from omni_jobs.http.error_answers import headers_of, invalid_parameter, shape_of
+
+logger = logging.getLogger(__name__)
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -38,6 +42,8 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, error: OmniJobsError) -> Response:
     """Return the page that says an error."""
+    if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
     shape = shape_of(error)
     html = rendered("error.html", **frame_of(request), page="error", title=f"{error.http_status}", error=shape)
     headers = {**headers_of(error), **PAGE_HEADERS}

@@ -59,7 +59,7 @@ def test_a_failed_job_is_retried_from_its_second_stage_and_forked(api: ApiServer
     hands.made(hands.claimed(job))
     hands.failed(job, "second")
     page.goto(f"/jobs/{job}")
-    page.get_by_label("Retry").select_option("second")
+    page.locator("#retry-from").select_option("second")
     page.get_by_role("button", name="Retry", exact=True).click()
     expect(page.locator("header .state.in_progress, header .state.queued")).to_be_visible()
     hands.made(hands.claimed(job, "second"), "Well.")

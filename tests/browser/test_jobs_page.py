@@ -19,7 +19,7 @@ def test_the_list_looks_well(api: ApiServer, visitor: Visitor) -> None:
 def test_filters_stand_in_the_address_bar_and_come_back_with_it(api: ApiServer, visitor: Visitor) -> None:
     jobs, page = one_of_each(api), visitor.page
     page.goto("/jobs")
-    page.get_by_label("State", exact=True).select_option("failed")
+    page.locator("#first-filter").select_option("failed")
     page.get_by_label("Label").first.fill("project=land")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url(re.compile(r"status=failed.*metadata=project%3Dland"))
@@ -77,7 +77,7 @@ def test_the_other_keys(api: ApiServer, visitor: Visitor) -> None:
     expect(page.get_by_role("heading", name="Keys")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("/")
-    expect(page.get_by_label("State", exact=True)).to_be_focused()
+    expect(page.locator("#first-filter")).to_be_focused()
     page.locator("body").click(position={"x": 2, "y": 2})
     page.keyboard.press("k")
     page.keyboard.press("Enter")
@@ -88,7 +88,7 @@ def test_all_that_match_are_cancelled(api: ApiServer, visitor: Visitor) -> None:
     hands, page = Hands(api), visitor.page
     jobs = [hands.submitted(metadata={"project": "sea"}) for _ in range(3)]
     page.goto("/jobs?metadata=project%3Dsea")
-    page.get_by_label("With").select_option("matching")
+    page.locator("#of").select_option("matching")
     page.get_by_role("button", name="Cancel…").click()
     page.get_by_role("button", name="Cancel 3 jobs").click()
     expect(page.get_by_role("heading", name="3 jobs cancelled")).to_be_visible()

@@ -29,7 +29,8 @@ async def test_all_who_look_at_once_get_one_rendering() -> None:
     assert other.html == "<b>2</b>"
 
 
-async def test_an_action_makes_what_its_tenant_sees_anew() -> None:
+async def test_an_action_makes_what_its_tenant_sees_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments, "_KEPT_S", 1000.0)
     kept, made = Fragments(), []
 
     def render() -> str:
