@@ -8,6 +8,7 @@ BOX_WIDTH: Final = 208
 BOX_HEIGHT: Final = 90
 _GAP: Final = 44  # between two columns
 _LINE_GAP: Final = 12  # between two boxes of a column
+_ROWS: Final = 2  # of stages without lines, at least, before another column begins
 _MARGIN: Final = 3  # for the outline of a box that has the focus
 
 
@@ -33,17 +34,10 @@ class Drawing:
 def drawn(inputs: Mapping[str, Sequence[str]]) -> Drawing:
     """Return the drawing of stages, given with their ``inputs``, the stages that feed them; none feeds itself.
 
-    A stage stands one column behind the last of those that feed it. An input that is no stage has no line.
+    A stage stands one column behind the last of those that feed it, and stages without any line behind all others.
+    An input that is no stage has no line.
     """
-    columns: dict[str, int] = {}
-    while len(columns) < len(inputs):
-        for stage, feeds in inputs.items():
-            known = [each for each in feeds if each in inputs]
-            if all(each in columns for each in known):
-                columns[stage] = 1 + max((columns[each] for each in known), default=-1)
-    of_column: dict[int, list[str]] = {}
-    for stage, column in columns.items():
-        of_column.setdefault(column, []).append(stage)
+    of_column = _columns(inputs)
     most = max(map(len, of_column.values()), default=0)
     height = most * BOX_HEIGHT + max(0, most - 1) * _LINE_GAP
     boxes: dict[str, Box] = {}
@@ -56,6 +50,25 @@ def drawn(inputs: Mapping[str, Sequence[str]]) -> Drawing:
     lines = [_line(boxes[each], boxes[stage]) for stage, feeds in inputs.items() for each in feeds if each in boxes]
     width = max((box.x for box in boxes.values()), default=0) + BOX_WIDTH + _MARGIN
     return Drawing(width, height + 2 * _MARGIN, list(boxes.values()), lines)
+
+
+def _columns(inputs: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
+    """Return the stages of each column, from the left."""
+    known = {stage: [each for each in feeds if each in inputs] for stage, feeds in inputs.items()}
+    feeding = {each for feeds in known.values() for each in feeds}
+    alone = [stage for stage, feeds in known.items() if not feeds and stage not in feeding]
+    columns: dict[str, int] = {}
+    while len(columns) < len(inputs) - len(alone):
+        for stage, feeds in known.items():
+            if stage not in alone and all(each in columns for each in feeds):
+                columns[stage] = 1 + max((columns[each] for each in feeds), default=-1)
+    of_column: dict[int, list[str]] = {}
+    for stage, column in columns.items():
+        of_column.setdefault(column, []).append(stage)
+    most, first = max([_ROWS, *map(len, of_column.values())]), len(of_column)
+    for number, stage in enumerate(alone):
+        of_column.setdefault(first + number // most, []).append(stage)
+    return of_column
 
 
 def _line(begin: Box, end: Box) -> str:

@@ -51,8 +51,14 @@ class Fragments:
             self._kept[key] = CachedValue(lambda: Fragment.of(render()), run, least_kept_s=_KEPT_S)
             if len(self._kept) > _MOST:
                 self._kept.popitem(last=False)
+        kept = self._kept[key]
         self._kept.move_to_end(key)
-        return await self._kept[key].get()
+        try:
+            return await kept.get()
+        except Exception:
+            if self._kept.get(key) is kept:  # the next one to look renders it by its own request
+                del self._kept[key]
+            raise
 
     def forget(self, tenant: str | None) -> None:
         """Forget what a tenant sees, and who sees all, because the tenant has changed something."""

@@ -21,10 +21,11 @@ from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.form_reader import read_form
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import JobId
+from omni_jobs.jobs import MOST_TEXT
 from omni_jobs.requests import parse_fork
 from omni_jobs.states import StageRunState
 from omni_jobs.tenants.caller import Scope
-from omni_jobs.views import ArtifactView, JobView
+from omni_jobs.views import ArtifactView, JobView, StageRunView
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -77,12 +78,19 @@ def _made(job: JobView) -> Mapping[str, str]:
 
 
 def _text_places(job: JobView) -> str:
-    """Return the texts that the page has of stages that run, as ``text_from`` of the event stream names them."""
+    """Return the texts that the page has of stages that run, as ``text_from`` of the event stream names them.
+
+    Of a text that is so long that its beginning is cut off, the stream tells all.
+    """
     return ",".join(
-        f"{stage.name}:{stage.attempt}:{len(stage.progress.text)}"
+        f"{stage.name}:{stage.attempt}:{len(_text_of(stage))}"
         for stage in job.stages
-        if stage.status is StageRunState.RUNNING and stage.progress is not None and stage.progress.text
+        if stage.status is StageRunState.RUNNING and 0 < len(_text_of(stage)) < MOST_TEXT
     )
+
+
+def _text_of(stage: StageRunView) -> str:
+    return "" if stage.progress is None else stage.progress.text or ""
 
 
 def _kind_of(artifact: ArtifactView) -> str:

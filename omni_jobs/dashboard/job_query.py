@@ -63,8 +63,7 @@ class JobQuery:
 
     def to_act(self, *, dry_run: bool = False, cursor: str | None = None) -> JobRetries:
         """Return what acts on all jobs that match, whatever the page shows of them."""
-        changed = {"dry_run": dry_run, "cursor": cursor}
-        return JobRetries(**self.action.model_dump(exclude=changed.keys()), **changed)
+        return JobRetries(**self.action.model_dump() | {"dry_run": dry_run, "cursor": cursor})
 
     @property
     def values(self) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_TENTH_S: Final = 0.1
 _SHORT_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
@@ -21,8 +22,10 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time as a person says it: "0.4 s", "2 min 5 s", "3 h 20 min", "2 d 4 h"."""
+    """Return a time as a person says it: "40 ms", "0.4 s", "2 min 5 s", "3 h 20 min", "2 d 4 h"."""
     seconds = max(0.0, seconds)
+    if seconds < _TENTH_S:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < _SHORT_S:
         return f"{seconds:.1f} s"
     large, small, words = (

@@ -6,6 +6,7 @@ from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
+from omni_jobs.jobs.life.progress import MOST_TEXT
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.watched import WATCHED_S
@@ -44,6 +45,7 @@ __all__ = [
     "ABANDONED_S",
     "AMOUNTS",
     "GROUPS",
+    "MOST_TEXT",
     "WATCHED_S",
     "Claim",
     "Claims",

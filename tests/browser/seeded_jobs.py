@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni_jobs.errors import ModelError, OmniJobsError
-from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, ProgressReport, StoredArtifact
+from omni_jobs.jobs import Claim, Completion, Failure, NewWorker, ProgressReport, StoredArtifact, TextPiece
 from omni_jobs.storage.keys import artifact_key
 from tests.integration.api_server import ApiServer
+from tests.integration.hand_worker import until_watched
 from tests.integration.job_steps import fail, release
 from tests.oracles import samples
 
@@ -58,6 +59,14 @@ class Hands:
     def told(self, claim: Claim, done: int, total: int | None = 64, text: str | None = None, **more: str) -> None:
         report = ProgressReport(claim.stage_run_id, claim.attempt, done, total, "tokens", text=text, **more)
         self.api.services.jobs.report_progress([report])
+
+    def wrote(self, claim: Claim, start: int, text: str) -> None:
+        """Write a piece of text, as a worker does once somebody watches the job."""
+        until_watched(self.api.services.jobs, claim, f"worker-{claim.stage}")
+        stop = start + len(text)
+        report = ProgressReport(claim.stage_run_id, claim.attempt, stop, None, "tokens", chars=stop)
+        piece = TextPiece(claim.stage_run_id, claim.attempt, start, text)
+        self.api.services.jobs.report_progress([report], [piece])
 
     def made(self, claim: Claim, text: str = "Hello", **files: tuple[str, bytes]) -> None:
         """End a stage run well. ``files``: the artifacts it leaves, names without their suffixes."""

@@ -32,7 +32,7 @@ def test_a_stage_shows_its_load_and_why_it_stands_still(api: ApiServer, visitor:
     api.services.jobs.register_worker(worker, 600.0)
     api.services.jobs.claim("w", 1)
     expect(visitor.page.get_by_role("link", name="first: 0 queued, 1 running of 5 slots, 1 worker")).to_be_visible()
-    api.services.jobs.pause("echo", "first")
+    api.services.jobs.pause(echo.stage_id("first"))
     expect(visitor.page.get_by_role("link", name="1 worker. paused")).to_be_visible()
     visitor.page.get_by_role("link", name=job).focus()
     expect(visitor.page.get_by_role("link", name=job)).to_be_focused()

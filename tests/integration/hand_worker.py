@@ -51,11 +51,11 @@ class HandWorker:
         return StoredArtifact(name, media_type, self.store.put(key, [data]))
 
 
-def until_watched(jobs: Jobs, claim: Claim) -> None:
+def until_watched(jobs: Jobs, claim: Claim, worker: str | None = None) -> None:
     """The stream that begins has its job watched before it reads that first."""
     woken = threading.Event()
     for _ in range(int(LATE_S / 0.01)):
-        if claim.stage_run_id in jobs.wishes(f"w-{claim.stage}").watched:
+        if claim.stage_run_id in jobs.wishes(worker or f"w-{claim.stage}").watched:
             return
         woken.wait(0.01)
     raise AssertionError("nobody watches")

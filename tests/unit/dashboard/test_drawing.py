@@ -24,6 +24,11 @@ def test_boxes_neither_overlap_nor_leave_the_drawing() -> None:
         assert all(abs(each.y - box.y) > BOX_HEIGHT for each in others)
 
 
+def test_stages_without_lines_stand_behind_the_others_in_short_columns() -> None:
+    assert columns(drawn({"a": [], "b": [], "c": []})) == {"a": 0, "b": 0, "c": 1}
+    assert columns(drawn({"alone": [], "a": [], "b": ["a"]})) == {"a": 0, "b": 1, "alone": 2}
+
+
 def test_an_input_that_is_no_stage_has_no_line() -> None:
     drawing = drawn({"a": ["gone"]})
     assert (columns(drawing), list(drawing.lines)) == ({"a": 0}, [])

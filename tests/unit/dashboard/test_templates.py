@@ -11,7 +11,8 @@ from omni_jobs.dashboard.templates import bytes_text, clock, plural, rendered, s
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (-1, "0.0 s"),
+        (-1, "0 ms"),
+        (0.044, "44 ms"),
         (0.44, "0.4 s"),
         (59.9, "59.9 s"),
         (60, "1 min 0 s"),

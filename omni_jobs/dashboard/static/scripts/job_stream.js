@@ -27,6 +27,14 @@ function isOld(is) {
 // Positions count characters, as the server does, and not the two units that JavaScript has for some.
 function have(pre) { return [...pre.textContent].length; }
 
+// Of a text that is too long for the page's first answer its end stands there until the stream tells all of it.
+function forgetCut() {
+  const known = textFrom.split(",").map((place) => place.split(":")[0]);
+  for (const pre of document.querySelectorAll("pre[data-stage]")) {
+    if (!known.includes(pre.dataset.stage)) pre.textContent = "";
+  }
+}
+
 function grow({ stage, attempt, offset, text }) {
   const section = document.getElementById(`growing-${stage}-${attempt}`);
   if (!section) return draw();  // the stage has begun a moment ago
@@ -70,4 +78,5 @@ function listen() {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && isBehind) { isBehind = false; draw(); }
 });
+forgetCut();
 listen();
