@@ -25,15 +25,15 @@ def test_an_overview_of_nothing_looks_well(visitor: Visitor) -> None:
 def test_a_stage_shows_its_load_and_why_it_stands_still(api: ApiServer, visitor: Visitor) -> None:
     job = Hands(api).submitted()
     visitor.page.goto("/")
-    first = visitor.page.get_by_role("link", name="first: 1 queued, 0 running of 0 slots, 0 workers. no worker")
+    first = visitor.page.get_by_role("link", name="first 1 queued 0 of 0 slots 0 workers no worker")
     expect(first).to_be_visible()
     echo = api.services.pipelines["echo"]
     worker = NewWorker("w", "w", echo.stage_id("first"), "host", 1, 5, echo.version)
     api.services.jobs.register_worker(worker, 600.0)
     api.services.jobs.claim("w", 1)
-    expect(visitor.page.get_by_role("link", name="first: 0 queued, 1 running of 5 slots, 1 worker")).to_be_visible()
+    expect(visitor.page.get_by_role("link", name="first 0 queued 1 of 5 slots 1 worker")).to_be_visible()
     api.services.jobs.pause(echo.stage_id("first"))
-    expect(visitor.page.get_by_role("link", name="1 worker. paused")).to_be_visible()
+    expect(visitor.page.get_by_role("link", name="1 worker paused")).to_be_visible()
     visitor.page.get_by_role("link", name=job).focus()
     expect(visitor.page.get_by_role("link", name=job)).to_be_focused()
 
