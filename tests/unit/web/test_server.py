@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx2
 from openai import DEFAULT_CONNECTION_LIMITS
 
-from omni_jobs.api.server import BoundedServer
 from omni_jobs.settings import Settings
+from omni_jobs.web.server import BoundedServer
 
 
 def test_an_idle_connection_is_closed_by_the_client(tmp_path: Path) -> None:
