@@ -19,7 +19,7 @@ CHROMIUM = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # an event loop runs in this thread meanwhile, so tests that have one come later
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
