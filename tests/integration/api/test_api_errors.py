@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from omni_jobs.api import server as server_module
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
+from omni_jobs.web import server as server_module
 from omni_jobs.web.app import create_app
 from tests.integration.api_server import ApiServer, checked_error, parsed_error, serve, server_settings
 from tests.oracles import samples
