@@ -4,10 +4,10 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from omni_jobs.dashboard import job, jobs, overview, previews, signin, static_files
+from omni_jobs.dashboard import job, jobs, overview, payloads, previews, signin, static_files
 from omni_jobs.http.request_parameters import check_query
 
-PAGES: Final = (job, overview, previews, signin)
+PAGES: Final = (job, overview, payloads, previews, signin)
 """A page is added here and, if people go to it by itself, in ``navigation``."""
 
 router = APIRouter()

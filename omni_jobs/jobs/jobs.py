@@ -37,6 +37,7 @@ from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, qu
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
+from omni_jobs.jobs.read.payloads import payloads
 from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
@@ -298,6 +299,7 @@ class Jobs:
     video_jobs = _reads(video_jobs)
     events = _reads(job_view.events)
     artifact = _reads(job_view.artifact)
+    payloads = _reads(payloads)
     counts = _reads(counts)
     backlog = _reads(queued_jobs)
     jobs_in_progress = _reads(jobs_in_progress)

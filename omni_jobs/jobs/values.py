@@ -257,6 +257,17 @@ class ProgressReport:
     chars: int | None = None  # how many characters of the text are written in pieces; None: it is not
 
 
+class KeptPayload(NamedTuple):
+    """The payload that a stage run has left: in the store, in its row, or gone."""
+
+    stage: str
+    nbytes: int
+    ref: ObjectRef | None  # where it is in the store
+    inline: bytes | None  # its bytes, if they are few
+    is_gone: bool
+    taken_from: str | None  # the job that made it; None: this one
+
+
 class TextPiece(NamedTuple):
     """A part of the text that an attempt makes, which begins with the character ``start``."""
 

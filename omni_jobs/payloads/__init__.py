@@ -10,6 +10,7 @@ A client's prompt embeddings are a plain safetensors file of one tensor, without
 """
 
 from omni_jobs.payloads.additional_information import AdditionalInformationPayload
+from omni_jobs.payloads.head import PayloadHead, read_head
 from omni_jobs.payloads.manifest import PAYLOAD_VERSION, Manifest
 from omni_jobs.payloads.payload import Payload
 from omni_jobs.payloads.prompt_embeds import PromptEmbedsPayload
@@ -21,6 +22,8 @@ __all__ = [
     "AdditionalInformationPayload",
     "Manifest",
     "Payload",
+    "PayloadHead",
     "PromptEmbedsPayload",
     "Tensor",
+    "read_head",
 ]

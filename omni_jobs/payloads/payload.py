@@ -31,7 +31,9 @@ from omni_jobs.payloads.wire_limits import MAX_TENSORS
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_MANIFEST: Final = "omni_jobs.manifest"
+MANIFEST: Final = "omni_jobs.manifest"
+"""The name of the manifest in a file's metadata."""
+
 _STRUCTURE: Final = "omni_jobs.structure"
 _VALUES: Final = "omni_jobs.values"
 
@@ -79,7 +81,7 @@ class Payload:
 
     @cached_property
     def _header(self) -> bytes:
-        metadata = {_MANIFEST: dump_manifest(self.manifest)}
+        metadata = {MANIFEST: dump_manifest(self.manifest)}
         if self.additional_information is not None:
             metadata[_STRUCTURE] = dump_structure(self.additional_information.tensors)
             metadata[_VALUES] = dump_values(self.additional_information.values)
@@ -122,9 +124,9 @@ class Payload:
         """
         try:
             header, data = split_file(buffer, max_bytes)
-            metadata = _read_metadata(header.pop(METADATA, None))
-            manifest = load_manifest(metadata[_MANIFEST])
-            tensors = read_tensors(header, data, is_name=lambda name: name == PROMPT_EMBEDS or is_flat_name(name))
+            metadata = read_metadata(header.pop(METADATA, None))
+            manifest = load_manifest(metadata[MANIFEST])
+            tensors = read_tensors(header, data, is_name=is_tensor_name)
             embeds = tensors.pop(PROMPT_EMBEDS, None)
             payload = cls(manifest, None if embeds is None else PromptEmbedsPayload(embeds, key=key, stage=stage))
             if _STRUCTURE in metadata or _VALUES in metadata:
@@ -139,11 +141,17 @@ class Payload:
             raise as_decode_error(error, key=key, stage=stage) from error
 
 
-def _read_metadata(metadata: object) -> dict[str, str]:
-    if not isinstance(metadata, dict) or _MANIFEST not in metadata:
+def is_tensor_name(name: str) -> bool:
+    """Return whether a payload's file may have a tensor of this name."""
+    return name == PROMPT_EMBEDS or is_flat_name(name)
+
+
+def read_metadata(metadata: object) -> dict[str, str]:
+    """Return the metadata of a payload's file, checked: the manifest is there. Raises PayloadCorrupt."""
+    if not isinstance(metadata, dict) or MANIFEST not in metadata:
         raise PayloadCorrupt("not a payload of omni-jobs: a safetensors file without our manifest", field="manifest")
     for name, text in metadata.items():
-        if name not in (_MANIFEST, _STRUCTURE, _VALUES):
+        if name not in (MANIFEST, _STRUCTURE, _VALUES):
             raise PayloadCorrupt(f"{brief(name)} is unknown", field=METADATA)
         if not isinstance(text, str):
             raise PayloadCorrupt("not text", field=name.removeprefix("omni_jobs."))

@@ -7,7 +7,7 @@ checked against the header before a byte of the data is read. BOOL is the except
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
+_FIRST_BYTES: Final = 16 << 10  # most headers end within them
 
 
 # Writing
@@ -61,20 +62,41 @@ def split_file(buffer: Buffer, max_bytes: int) -> tuple[dict[str, Any], memoryvi
     file = memoryview(buffer).cast("B").toreadonly()
     if file.nbytes > max_bytes:
         raise PayloadTooLarge(over_limit(file.nbytes, max_bytes), field="size")
-    if file.nbytes < _LENGTH_BYTES:
-        raise PayloadCorrupt(f"{file.nbytes} bytes are not even a header's length", field="header")
-    length = int.from_bytes(file[:_LENGTH_BYTES], "little")
+    end = _header_end(bytes(file[:_LENGTH_BYTES]), file.nbytes)
+    return _load_header(bytes(file[_LENGTH_BYTES:end])), file[end:]
+
+
+def read_header(read: Callable[[int, int], bytes], size: int) -> dict[str, Any]:
+    """Return the parsed header of a file of ``size`` bytes, of which ``read`` returns those from one place to another.
+
+    Raises as ``split_file`` does, and what ``read`` raises.
+    """
+    first = read(0, min(size, _FIRST_BYTES)) if size else b""
+    end = _header_end(first[:_LENGTH_BYTES], size)
+    known = first if end <= len(first) else first + read(len(first), end)
+    return _load_header(known[_LENGTH_BYTES:end])
+
+
+def _header_end(length_bytes: bytes, size: int) -> int:
+    """Return where the header of a file of ``size`` bytes ends, given its first 8 bytes."""
+    if size < _LENGTH_BYTES:
+        raise PayloadCorrupt(f"{size} bytes are not even a header's length", field="header")
+    length = int.from_bytes(length_bytes, "little")
     if length > MAX_HEADER_BYTES:
         raise PayloadTooLarge(over_limit(length, MAX_HEADER_BYTES), field="header")
     end = _LENGTH_BYTES + length
-    if end > file.nbytes:
-        raise PayloadCorrupt(f"truncated: {file.nbytes} bytes, the header alone ends at {end}", field="header")
+    if end > size:
+        raise PayloadCorrupt(f"truncated: {size} bytes, the header alone ends at {end}", field="header")
     if end % _ALIGNMENT:
         raise PayloadCorrupt("the header is not padded to 8 bytes", field="header")
-    header = load(bytes(file[_LENGTH_BYTES:end]), "header")
+    return end
+
+
+def _load_header(encoded: bytes) -> dict[str, Any]:
+    header = load(encoded, "header")
     if not isinstance(header, dict):
         raise PayloadCorrupt("not a JSON object", field="header")
-    return header, file[end:]
+    return header
 
 
 def read_tensors(header: Mapping[str, Any], data: memoryview, *, is_name: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -83,11 +105,7 @@ def read_tensors(header: Mapping[str, Any], data: memoryview, *, is_name: Callab
     ``header`` is the parsed header without its metadata; ``is_name`` says whether a tensor may have a name. Raises
     PayloadTooLarge for too many tensors, and PayloadCorrupt for other faults.
     """
-    if len(header) > MAX_TENSORS:
-        raise PayloadTooLarge(f"{len(header)} tensors, at most {MAX_TENSORS}", field="tensors")
-    for name in header:
-        if not is_name(name):
-            raise PayloadCorrupt(f"no tensor may be called {brief(name)} here", field="header")
+    _check_names(header, is_name)
     placed = sorted((*_read_offsets(name, entry), name) for name, entry in header.items())
     tensors: dict[str, Tensor] = {}
     covered = 0
@@ -113,6 +131,34 @@ def read_tensors(header: Mapping[str, Any], data: memoryview, *, is_name: Callab
     if covered != data.nbytes:
         raise PayloadCorrupt(f"{data.nbytes - covered} bytes after the last tensor", field="size")
     return tensors
+
+
+class TensorHead(NamedTuple):
+    """What a header says of a tensor: its name in the file, dtype, shape, and size in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def read_tensor_heads(header: Mapping[str, Any], *, is_name: Callable[[str], bool]) -> list[TensorHead]:
+    """Return what a header says of its tensors, in its order. Raises as ``read_tensors`` does."""
+    _check_names(header, is_name)
+    heads = []
+    for name, entry in header.items():
+        _read_offsets(name, entry)
+        nbytes = _read_tensor_bytes(name, entry)
+        heads.append(TensorHead(name, entry["dtype"], tuple(entry["shape"]), nbytes))
+    return heads
+
+
+def _check_names(header: Mapping[str, Any], is_name: Callable[[str], bool]) -> None:
+    if len(header) > MAX_TENSORS:
+        raise PayloadTooLarge(f"{len(header)} tensors, at most {MAX_TENSORS}", field="tensors")
+    for name in header:
+        if not is_name(name):
+            raise PayloadCorrupt(f"no tensor may be called {brief(name)} here", field="header")
 
 
 def _read_offsets(name: str, entry: object) -> tuple[int, int]:

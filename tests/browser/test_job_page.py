@@ -74,6 +74,14 @@ def test_a_failed_job_is_retried_from_its_second_stage_and_forked(api: ApiServer
     expect(page.locator("header .state.cancelled")).to_be_visible()
 
 
+def test_the_payloads_are_read_once_they_are_asked_for(api: ApiServer, visitor: Visitor) -> None:
+    page = visitor.page
+    page.goto(f"/jobs/{one_of_each(api)['media']}")
+    page.get_by_text("Payloads that its stages left").click()
+    expect(page.get_by_role("cell", name="1 bytes are not even a header's length").first).to_be_visible()
+    assert visitor.faults() == []
+
+
 def test_a_request_is_shown_and_sent_again_by_a_copy(api: ApiServer, visitor: Visitor) -> None:
     page = visitor.page
     page.goto(f"/jobs/{Hands(api).submitted('A lighthouse')}")
