@@ -1,8 +1,8 @@
 """``Observers``: those who hear of what a part of the system does, and change nothing about it.
 
 A part that can be observed has a base class with a method for each step, which does nothing: ``RunObserver``,
-``LedgerObserver``, ``IntakeObserver``, ``RelayObserver``. A metric, a trace or a statistic is a class in a file of its
-own, which defines those that it needs.
+``LedgerObserver``, ``IntakeObserver``, ``RelayObserver``, ``DatabaseObserver``. Metrics or a trace are a class in a
+file of its own, which defines those that it needs.
 """
 
 import logging
@@ -16,7 +16,10 @@ P = ParamSpec("P")
 
 
 class Observers(Generic[T]):
-    """Observers of one base class, for one thread. A step that none of them defines costs nearly nothing."""
+    """Observers of one base class. A step that none of them defines costs nearly nothing.
+
+    Several threads may tell them, if the observers themselves allow it.
+    """
 
     def __init__(self, observers: Iterable[T] = ()) -> None:
         """Keep the observers; they are told in this order."""

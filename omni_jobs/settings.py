@@ -71,6 +71,10 @@ class Settings(BaseSettings):
     load_locks_dir: Path | None = None
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    # The port at which this process shows its metrics to whoever can connect. 0: a free one, which its log names.
+    # None: none; the API shows its own at its port as well, to keys with the scope admin.
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    metrics_host: str = "127.0.0.1"
     # The path below which a proxy shows the API, such as /jobs-api, whether it strips it or not.
     root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)*)$", max_length=200)] = ""
     # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.
@@ -188,7 +192,7 @@ class Settings(BaseSettings):
         names = tuple(name for part in value.split(",") if (name := part.strip()))
         return names or cls.model_fields[info.field_name or ""].default
 
-    @field_validator("api_host")
+    @field_validator("api_host", "metrics_host")
     @classmethod
     def _is_host(cls, host: str) -> str:
         """Take an IPv6 address with brackets, too, as it stands in URLs. An empty host is every address."""
@@ -320,9 +324,9 @@ class Settings(BaseSettings):
 _MAY_BE_EMPTY: Final = frozenset(
     f"OMNI_JOBS_{name.upper()}"
     for name, field in Settings.model_fields.items()
-    if name == "api_host" or NoDecode in field.metadata
+    if name in ("api_host", "metrics_host") or NoDecode in field.metadata
 )
-"""The variables that may be empty: lists, then as if not set, and the host, then every address."""
+"""The variables that may be empty: lists, then as if not set, and hosts, then every address."""
 
 
 def _is_loopback(host: str) -> bool:

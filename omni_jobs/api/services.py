@@ -10,18 +10,23 @@ from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.api.request_notes import RequestNotes
 from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.doorbell_metrics import DoorbellMetrics
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
+from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.http.metrics_server import MetricsServer
 from omni_jobs.http.process import most_connections, short_switch_interval
 from omni_jobs.http.tenant_threads import TenantThreads
 from omni_jobs.http.transport import Transport
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
+from omni_jobs.intake.intake_metrics import IntakeMetrics
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.jobs import JobFilter, Jobs
 from omni_jobs.media.wall import MediaWall
+from omni_jobs.metrics.api_metrics import ApiMetrics
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts.renderers import Renderers
@@ -47,31 +52,37 @@ _LEAST_WAITING = 16  # requests of a tenant for such threads, where there are fe
 class Services:
     """The parts of one API process that its routes work with, such as jobs, intake and broker. ``close`` them."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Open all parts; connections are made when needed. Raises ConfigError for a wrong setting or pipeline file."""
+    def __init__(self, settings: Settings, metrics: ApiMetrics | None = None) -> None:
+        """Open all parts; connections are made when needed. Raises ConfigError for a wrong setting or pipeline file.
+
+        ``metrics``: those that the server's parts change; None: new ones.
+        """
         self.settings = settings
+        self.metrics = metrics or ApiMetrics()
         self.transport = Transport(settings)
         configured = load_pipelines(settings.resolved_stage_configs)
         self.pipelines = configured.served(settings.pipelines)
         self.renderers = Renderers(settings)
         self.wall = MediaWall(settings)
-        self.db = Database(settings.resolved_database_url)
+        self.db = Database(settings.resolved_database_url, observers=[DatabaseMetrics(self.metrics)])
         self.callers = Callers(settings, self.db)
         self.jobs = Jobs(self.db, only_known_tenants=self.callers.auth == "keys")
         self.store = open_store(settings)
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)
-        self.relay = Relay(self.broker)
+        self.relay = Relay(self.broker, [DoorbellMetrics(self.metrics)])
         self.lanes = Lanes(self.wall.capacity)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall, self.lanes)
         self.fetches = MediaFetches(settings, self.pipelines)
-        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay)
+        heard_by = [IntakeMetrics(self.metrics, self.pipelines)]
+        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay, heard_by)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2
         of_tenant = settings.max_waits_per_tenant
         most_of_tenant = a_tenth if of_tenant is None else of_tenant
         self.watch = Watch(self.jobs, most=most, most_per_tenant=most_of_tenant)
+        self.metrics.count_watching(lambda: self.watch.places_taken)
         self.request_notes = RequestNotes(self.jobs)
         self.readiness = ServerReadiness(self.db, self.store, self.broker, self.pipelines, self.unavailable_reason)
         self.bulk_answers = AllAnswers(settings)
@@ -84,6 +95,8 @@ class Services:
         # Of a tenant, None: of all. What was not read for long is forgotten.
         self.counts = lru_cache(_COUNTS_KEPT)(self._counts)
         self.newest_jobs = lru_cache(_NEWEST_JOBS_KEPT)(self._newest_jobs)
+        self._metrics_server = MetricsServer(self.metrics, settings)
+        self._metrics_server.start()
 
     def _counts(self, tenant: str | None) -> CachedValue[Counts]:
         return CachedValue(partial(self.jobs.counts, tenant), partial(self.count_threads.run, tenant))
@@ -110,8 +123,9 @@ class Services:
         self.watch.release()
         self.readiness.close()
         await self.callers.close()
-        for close in (self.request_notes.close, self.wall.close, self.relay.close, self.broker.close, self.db.close):
-            await run_sync(close)
+        parts = (self.request_notes, self.wall, self.relay, self.broker, self.db, self._metrics_server)
+        for part in parts:
+            await run_sync(part.close)
 
 
 async def _services(request: Request) -> Services:  # async, because FastAPI calls other functions on a thread

@@ -1,7 +1,7 @@
 """``Relay``: rings doorbells from a thread of its own, so that a slow broker delays no transaction."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from omni_jobs.batch_thread import BatchThread
@@ -19,10 +19,10 @@ _CLOSE_S = 10.0
 class Relay:
     """Rings the doorbells of queues soon, each once for all who asked meanwhile. ``close`` it; safe for threads."""
 
-    def __init__(self, broker: Broker) -> None:
-        """Start the thread."""
+    def __init__(self, broker: Broker, observers: Iterable[RelayObserver] = ()) -> None:
+        """Start the thread, which tells the observers, and the log of outages."""
         self._broker = broker
-        self._observers: Observers[RelayObserver] = Observers([OutageLog()])  # another one is a file, and a place here
+        self._observers = Observers[RelayObserver]((OutageLog(), *observers))
         self._thread: BatchThread[Collection[str]] = BatchThread("relay", self._ring)
         self._thread.start()
 

@@ -3,18 +3,20 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
 
 from omni_jobs.database.clock import now
+from omni_jobs.database.database_observer import DatabaseObserver
 from omni_jobs.database.postgresql import PostgreSQL
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
 from omni_jobs.database.tables import Base, WriteCheckRow
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
+from omni_jobs.observers import Observers
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,14 @@ _LONGEST_PAUSE_S = 1.0
 class Database:
     """A database and its pool of connections. Safe for threads, not across a fork."""
 
-    def __init__(self, url: str, *, retry_for_s: float = 10.0, connections: int = 10) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        retry_for_s: float = 10.0,
+        connections: int = 10,
+        observers: Iterable[DatabaseObserver] = (),
+    ) -> None:
         """Prepare the engine; it connects when it is first used.
 
         ``url`` is ``sqlite:////path/to/file`` or ``postgresql://…``. Raises ConfigError for any other.
@@ -48,6 +57,7 @@ class Database:
         except (exc.ArgumentError, ValueError):  # ValueError: a port or an address that is none
             raise ConfigError("not a database URL", field="database_url") from None
         self._retry_for_s = retry_for_s
+        self._observers = Observers(observers)
         name = parsed.get_backend_name()
         self._backend: SQLite | PostgreSQL
         if name not in ("sqlite", "postgresql", "postgres"):
@@ -86,6 +96,13 @@ class Database:
         return self._run(self._backend.reading, query)
 
     def _run(self, engine: Engine, function: Callable[[Connection], T]) -> T:
+        try:
+            return self._persist(engine, function)
+        except DatabaseUnavailable as error:
+            self._observers.tell(DatabaseObserver.gave_up, error)
+            raise
+
+    def _persist(self, engine: Engine, function: Callable[[Connection], T]) -> T:
         deadline = time.monotonic() + self._retry_for_s
         pause = _FIRST_PAUSE_S
         while True:
@@ -103,6 +120,7 @@ class Database:
                 if time.monotonic() + wait > deadline:
                     raise DatabaseUnavailable("the database does not answer", because=str(error.orig)) from error
                 logger.warning("database: %s; trying again in %.2f s", error.orig, wait)
+                self._observers.tell(DatabaseObserver.retried, str(error.orig))
             time.sleep(wait)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 

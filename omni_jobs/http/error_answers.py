@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from omni_jobs.errors import (
     InvalidRequest,
@@ -107,7 +108,27 @@ def answer_to(error: OmniJobsError, status: int | None = None, *, job_id: str | 
     headers = headers_of(error) if job_id is None else {"X-Should-Retry": "false"}
     # A lone surrogate from the client's text becomes its JSON escape.
     content = json.dumps({"error": shape}, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(content, status or error.http_status, headers, media_type="application/json")
+    return ErrorAnswer(content, status or error.http_status, headers, type(error).code)
+
+
+class ErrorAnswer(Response):
+    """The answer for an error. It leaves the error's code in the request's scope, where ``code_of`` finds it."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes, status: int, headers: dict[str, str], code: str) -> None:
+        super().__init__(content, status, headers)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["error_code"] = self._code
+        await super().__call__(scope, receive, send)
+
+
+def code_of(scope: Scope) -> str:
+    """Return the code of the error that a request was answered with; "" without one, or before the answer."""
+    code: str = scope.get("state", {}).get("error_code", "")
+    return code
 
 
 def headers_of(error: OmniJobsError) -> dict[str, str]:

@@ -146,6 +146,7 @@ class Claim(NamedTuple):
     snapshot: StoredSnapshot | None = None  # the newest that an earlier attempt took: this one goes on from there
     is_high: bool = False  # its job's priority: it may take a slot that is kept for such
     watched_since: float | None = None  # since when its job is watched; None: it is not
+    waited_s: float = 0.0  # how long it stood in the line before this claim, from when it was due
     makers: Mapping[str, str] = MappingProxyType({})  # of a fork's payloads: the job that made each, by input stage
 
 

@@ -23,6 +23,7 @@ from itertools import islice
 from omni_jobs.errors import OmniJobsError, StorageError
 from omni_jobs.jobs import Garbage, Jobs, PruneResult, Retention
 from omni_jobs.maintenance.rounds import Rounds
+from omni_jobs.metrics.rescuer_metrics import RescuerMetrics
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
 from omni_jobs.storage.keys import JOBS
@@ -55,9 +56,18 @@ class PrunerPass:
 class Pruner(Rounds):
     """Deletes what was kept long enough, every ``prune_every_s``; and orphaned objects, every ``sweep_every_s``."""
 
-    def __init__(self, jobs: Jobs, store: ObjectStore, settings: Settings, *, sessions: Sessions | None = None) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: ObjectStore,
+        settings: Settings,
+        *,
+        sessions: Sessions | None = None,
+        metrics: RescuerMetrics | None = None,
+    ) -> None:
         """``sessions``: those of the dashboard; None leaves them alone."""
         super().__init__("pruner", settings.prune_every_s)
+        self._metrics = metrics or RescuerMetrics()
         self._sessions = sessions
         self._jobs = jobs
         self._store = store
@@ -82,6 +92,9 @@ class Pruner(Rounds):
         objects = self.collect()
         self._prune_sessions()
         orphans = self._continue_sweep()
+        self._metrics.pruned.inc(pruned.jobs)
+        self._metrics.deleted.labels("garbage").inc(objects)
+        self._metrics.deleted.labels("orphan").inc(orphans)
         if pruned.jobs or orphans:
             logger.info("pruner: deleted %d jobs, %d objects, %d orphans", pruned.jobs, objects, orphans)
 

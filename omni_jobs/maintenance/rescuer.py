@@ -13,9 +13,12 @@ from types import FrameType
 
 from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
+from omni_jobs.database.database_metrics import DatabaseMetrics
+from omni_jobs.http.metrics_server import MetricsServer
 from omni_jobs.jobs import DatabasePresence, Jobs
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
+from omni_jobs.metrics.rescuer_metrics import RescuerMetrics
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
@@ -34,16 +37,26 @@ class Rescuer(Rounds):
     """
 
     def __init__(
-        self, jobs: Jobs, broker: Broker, every_s: float, round_file: Path | None = None, *, lease_s: float = 10.0
+        self,
+        jobs: Jobs,
+        broker: Broker,
+        every_s: float,
+        round_file: Path | None = None,
+        *,
+        lease_s: float = 10.0,
+        metrics: RescuerMetrics | None = None,
     ) -> None:
         """``lease_s`` is the workers' shortest lease: an outage of half of it counts as one."""
         super().__init__("rescuer", every_s, round_file)
         self._jobs = jobs
         self._broker = broker
+        self._metrics = metrics or RescuerMetrics()
         self._presence = DatabasePresence(1.1 * every_s + lease_s / 2)
 
     def _work(self) -> None:
         rescued = self._jobs.rescue(self._presence)
+        self._metrics.freed.inc(rescued.freed)
+        self._metrics.expired.inc(rescued.expired)
         if rescued.freed:
             logger.warning("rescuer: took %d stage runs back from lost workers", rescued.freed)
         if rescued.expired:
@@ -52,6 +65,7 @@ class Rescuer(Rounds):
             self._broker.ring(rescued.queues)
         finally:  # which needs no broker
             self._jobs.calibrate()
+        self._metrics.round_at.set_to_current_time()
 
 
 def run(settings: Settings, round_file: Path | None = None) -> None:
@@ -60,10 +74,13 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     Each round of the rescuer that went well touches ``round_file``, if given.
     """
     pipelines = load_pipelines(settings.resolved_stage_configs)
-    database = Database(settings.resolved_database_url)
+    metrics = RescuerMetrics()
+    database = Database(settings.resolved_database_url, observers=[DatabaseMetrics(metrics)])
     jobs = Jobs(database)
-    rescuer = Rescuer(jobs, Broker(settings, pipelines), settings.rescue_every_s, round_file, lease_s=settings.lease_s)
-    pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database))
+    broker = Broker(settings, pipelines)
+    rescuer = Rescuer(jobs, broker, settings.rescue_every_s, round_file, lease_s=settings.lease_s, metrics=metrics)
+    pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database), metrics=metrics)
+    metrics_server = MetricsServer(metrics, settings)
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)
 
@@ -75,9 +92,11 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
         signal.signal(number, stop)
     logger.info("rescuing every %g s, pruning every %g s", settings.rescue_every_s, settings.prune_every_s)
     pruner_thread.start()
+    metrics_server.start()
     try:
         rescuer.run(database)
     finally:
         pruner.stop()
         pruner_thread.join(_PRUNER_STOP_S)
+        metrics_server.close()
         database.close()

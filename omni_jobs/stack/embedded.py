@@ -273,14 +273,21 @@ class EmbeddedStack:
             Child(
                 name,
                 command,
-                environment=environment,
+                environment=environment if name == VALKEY else environment | self._metrics_port(number),
                 directory=self._directory.path,
                 log=self._directory.new_log(name.replace(" ", "-")),
                 pass_fds=(listener,) if name == API else (),
                 pipeline=pipeline_of.get(name),
             )
-            for name, (command, environment) in commands.items()
+            for number, (name, (command, environment)) in enumerate(commands.items())
         ]
+
+    def _metrics_port(self, number: int) -> dict[str, str]:
+        """Return the variable of a child's port for metrics: the API has that of the settings, the others the next."""
+        port = self.settings.metrics_port
+        if port is None:
+            return {}
+        return {"OMNI_JOBS_METRICS_PORT": str(port + number - 1 if port else 0)}
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -122,6 +122,11 @@ class Watch:
         self._released = False
         self._polls: asyncio.Task[None] | None = None
 
+    @property
+    def places_taken(self) -> int:
+        """How many requests have a place among those that watch. For any thread."""
+        return len(self._places)
+
     def reserve(self, counts_for: str | None = None, connection: Connection | None = None) -> WatchPlace:
         """Return a place among the requests that watch, for one of this tenant and connection. Release it.
 

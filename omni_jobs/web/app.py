@@ -20,6 +20,7 @@ from omni_jobs.api import (
     images,
     job_actions,
     jobs,
+    metrics,
     models,
     pipelines,
     responses,
@@ -35,12 +36,14 @@ from omni_jobs.api.services import Services
 from omni_jobs.dashboard import routes as dashboard_routes
 from omni_jobs.dashboard.fragments import Fragments
 from omni_jobs.http.browsers import KnownPages
+from omni_jobs.http.counted_answers import CountedAnswers
 from omni_jobs.http.error_answers import errors, install_error_answers
 from omni_jobs.http.held_bodies import BoundedBodies
 from omni_jobs.http.middleware import CancelledRequests, HeadRequests
 from omni_jobs.http.path_prefix import PathPrefix
 from omni_jobs.http.request_ids import RequestIds
 from omni_jobs.http.request_parameters import check_query
+from omni_jobs.metrics.api_metrics import ApiMetrics
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 
@@ -50,10 +53,11 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 
     It opens its services when it starts, unless ``services`` are given, and closes them in either case when it stops.
     """
+    measured = ApiMetrics() if services is None else services.metrics
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.services = services or await run_sync(Services, settings)
+        app.state.services = services or await run_sync(Services, settings, measured)
         app.state.fragments = Fragments()
         try:
             yield
@@ -72,6 +76,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         docs_url=None,  # both pages would load scripts from other servers
         redoc_url=None,
     )
+    app.state.metrics = measured
     install_error_answers(app)
     app.add_middleware(CancelledRequests)
     app.add_middleware(BoundedBodies, settings=settings)
@@ -91,7 +96,7 @@ _OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, *openai, status):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, metrics, *openai, status):
         documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=_OF_ANY_REQUEST)
@@ -109,12 +114,15 @@ class _Api(FastAPI):
 
         Request ids are outermost, so that a bug's answer has one too.
         """
-        answer = RequestIds(super().build_middleware_stack())
+        answer = RequestIds(CountedAnswers(super().build_middleware_stack(), self._count))
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             await (answer if scope["type"] == "http" else self.router)(scope, receive, send)
 
         return call
+
+    def _count(self, status: int, code: str) -> None:
+        self.state.metrics.answers.labels(status, code).inc()
 
     def openapi(self) -> dict[str, Any]:
         """Return the document of the routes, with the body of a submit, which no route declares as a parameter.

@@ -17,19 +17,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from omni_jobs.broker.celery_app import OmniCelery
+from omni_jobs.broker.doorbell_metrics import DoorbellMetrics
 from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
+from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced
 from omni_jobs.jobs import Jobs, NewWorker, Retention
+from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import queue_of
 from workers.consumer.load_turns import card_names
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
+from workers.execution.observers.lease_metrics import LeaseMetrics
 from workers.execution.slots import Slots
 
 if TYPE_CHECKING:
+    from omni_jobs.http.metrics_server import MetricsServer
     from omni_jobs.storage import ObjectStore
     from workers.execution.executor import Executor
     from workers.execution.stage_llm import StageLLM
@@ -73,22 +78,16 @@ class StageHost:
         self._slots = slots
         self._on_room = on_room
         self._on_broken = on_broken
-        self._database = Database(settings.resolved_database_url, retry_for_s=_DATABASE_RETRY_S)
-        self._relay = Relay(app.broker)
-        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).without_payloads_s)
-        self.worker = NewWorker(
-            worker_id=f"worker-{uuid.uuid4().hex}",
-            slot=slot,
-            stage=pipeline.stage_id(stage),
-            host=platform.node(),
-            pid=os.getpid(),
-            slots=slots.number,
-            slots_for_high=slots.kept,
-            pipeline_version=pipeline.version,
-            pid_space=incarnation.pid_space(),
-            pid_started=incarnation.own_start(),
-            heartbeat_s=settings.heartbeat_s,
+        self._metrics = WorkerMetrics(pipeline.name, stage, slots.number)
+        self._metrics_server: MetricsServer | None = None
+        self._database = Database(
+            settings.resolved_database_url,
+            retry_for_s=_DATABASE_RETRY_S,
+            observers=[DatabaseMetrics(self._metrics)],
         )
+        self._relay = Relay(app.broker, [DoorbellMetrics(self._metrics)])
+        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).without_payloads_s)
+        self.worker = self._new_worker(slot)
         self._ledger = Ledger(
             jobs,
             self.worker,
@@ -98,11 +97,27 @@ class StageHost:
             on_cancel=self._on_cancel,
             on_pause=self._on_pause,
             on_fenced=self._on_fenced,
+            observers=[LeaseMetrics(self._metrics)],
         )
         self._store: ObjectStore | None = None
         self._llm: StageLLM | None = None
         self._executor: Executor | None = None  # from ``serve`` on
         self._engine_watch: asyncio.Task[None] | None = None
+
+    def _new_worker(self, slot: str) -> NewWorker:
+        return NewWorker(
+            worker_id=f"worker-{uuid.uuid4().hex}",
+            slot=slot,
+            stage=self._pipeline.stage_id(self._stage),
+            host=platform.node(),
+            pid=os.getpid(),
+            slots=self._slots.number,
+            slots_for_high=self._slots.kept,
+            pipeline_version=self._pipeline.version,
+            pid_space=incarnation.pid_space(),
+            pid_started=incarnation.own_start(),
+            heartbeat_s=self._settings.heartbeat_s,
+        )
 
     async def take_slot(self) -> None:
         """Take the slot before anything slow is imported or loaded, because a predecessor's stage runs wait for it.
@@ -119,6 +134,11 @@ class StageHost:
             await asyncio.sleep(_DATABASE_PAUSE_S)
         await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop())
         logger.info("%s: the slot is taken", self.worker.slot)
+        if self._settings.metrics_port is not None:
+            from omni_jobs.http.metrics_server import MetricsServer  # loads an HTTP server
+
+            self._metrics_server = MetricsServer(self._metrics, self._settings)
+            self._metrics_server.start()
 
     def prepare(self) -> Sequence[str]:
         """Open the object store and make the stage's engine, which loads nothing yet; return the cards that it uses.
@@ -165,7 +185,7 @@ class StageHost:
             self._store,
             self._settings,
             slots=self._slots,
-            observers=run_observers(self._ledger),
+            observers=run_observers(self._ledger, self._metrics),
             on_room=self._on_room,
             on_more=lambda priority: self._relay.ring({queue_of(self._pipeline.queue(self._stage), priority)}),
             on_broken=self._on_broken,
@@ -197,6 +217,8 @@ class StageHost:
         if self._llm is not None:
             await _attempt("the engine", self._llm.close())
         await _attempt("the database", asyncio.to_thread(self._database.close))
+        if self._metrics_server is not None:
+            await _attempt("the metrics", asyncio.to_thread(self._metrics_server.close))
 
     def _on_cancel(self, stage_run_ids: Sequence[int]) -> None:
         if self._executor is not None:

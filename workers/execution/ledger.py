@@ -329,6 +329,7 @@ class Ledger:
 
     def _renew(self) -> None:
         renewal = self._slot.renew(self._run_times.mean(time.monotonic()))
+        self._observers.tell(LedgerObserver.renewed)
         if renewal is None:
             return
         self._heed(renewal.wishes)

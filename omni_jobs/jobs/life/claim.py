@@ -112,7 +112,8 @@ def _claim(
 
     The payloads, and the jobs that made those of forks, are given by job and stage.
     """
-    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, snapshot = stage_run
+    stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, *more = stage_run
+    snapshot, waited_s = more
     _, pipeline, request, media, seed, watched_since = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
@@ -131,6 +132,7 @@ def _claim(
         alone=bool(failures) and is_last_chance(failures, retry_limits(retries)),
         is_high=bool(is_high),
         watched_since=watched_since,
+        waited_s=max(0.0, waited_s),
         snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
     )
 

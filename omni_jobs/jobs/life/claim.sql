@@ -80,7 +80,8 @@ WHERE id {in jobs_of_runs} AND state || '' = 'queued'
 RETURNING id
 
 -- claimed_stage_runs: reads the claimed stage runs in the order of their turns.
-SELECT id, job_id, stage, attempt, inputs, has_successors, retries, failures, is_high, snapshot FROM stage_runs
+SELECT id, job_id, stage, attempt, inputs, has_successors, retries, failures, is_high, snapshot, started_at - due
+FROM stage_runs
 WHERE id {ids}
 ORDER BY turn, id
 

@@ -31,6 +31,7 @@ WITHOUT_DATABASE = (
     ("DELETE", "/v1/session"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/metrics"),
 )
 OF_THE_DATABASE = [route for route in ROUTES if route not in WITHOUT_DATABASE]
 BODIES: dict[tuple[str, str], Any] = {

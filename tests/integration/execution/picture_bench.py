@@ -11,6 +11,7 @@ import torch
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewSnapshot, NewWorker, Outcome, StoredSnapshot
+from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, PromptEmbedsPayload
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
@@ -84,7 +85,7 @@ class Bench:
             self.store,
             Settings(data_dir=directory),
             slots=Slots(8, 0),
-            observers=run_observers(self.ledger),  # type: ignore[arg-type]
+            observers=run_observers(self.ledger, WorkerMetrics("any", "any", 8)),  # type: ignore[arg-type]
             on_room=lambda: None,
             on_more=lambda _: None,
             on_broken=self.broken.append,

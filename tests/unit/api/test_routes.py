@@ -43,6 +43,7 @@ SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
 OTHERS = {
     "/v1/session": Scope.READ,
     "/v1/estimates": Scope.ADMIN,
+    "/metrics": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/pause": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/resume": Scope.ADMIN,
 }

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.observers import Observers
 from workers.execution.observers.progress import ProgressReports
+from workers.execution.observers.run_metrics import RunMetrics
 from workers.execution.observers.run_observer import RunObserver
 
 if TYPE_CHECKING:
     from workers.execution.ledger import Ledger
 
 
-def run_observers(ledger: Ledger) -> Observers[RunObserver]:
+def run_observers(ledger: Ledger, metrics: WorkerMetrics) -> Observers[RunObserver]:
     """Return the observers of a worker's stage runs: another one is a file beside this, and a line here."""
-    return Observers([ProgressReports(ledger)])
+    return Observers([ProgressReports(ledger), RunMetrics(metrics)])

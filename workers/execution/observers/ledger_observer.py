@@ -13,5 +13,8 @@ class LedgerObserver:
     def claimed(self, claims: Sequence[Claim]) -> None:
         """These stage runs are this worker's from now on; perhaps none is, because none waited."""
 
+    def renewed(self) -> None:
+        """The worker's lease was renewed."""
+
     def ended(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> None:
         """These reports have been answered; where the outcome is not ``won`` the attempt was over already."""

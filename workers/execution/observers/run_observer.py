@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from omni_jobs.errors import OmniJobsError
@@ -21,6 +21,11 @@ class StepTimes:
     ran_s: float | None = None
     stored_s: float | None = None
     ended_s: float | None = None
+    clock_s: float = field(default_factory=time.monotonic)  # the claim, by a clock that nobody sets
+
+    def since_claim(self) -> float:
+        """Return the seconds since the claim, now."""
+        return time.monotonic() - self.clock_s
 
 
 class RunResult(NamedTuple):
@@ -73,32 +78,31 @@ _NOBODY: Observers[RunObserver] = Observers()
 class ObservedRun:
     """Takes the times of a stage run's steps, and tells its observers of each. After ``ended`` it tells nobody."""
 
-    __slots__ = ("_claim", "_observers", "_since", "times")
+    __slots__ = ("_claim", "_observers", "times")
 
     def __init__(self, claim: Claim, observers: Observers[RunObserver]) -> None:
         """Tell that the stage run was claimed, now."""
         self.times = StepTimes(time.time())
-        self._since = time.monotonic()
         self._claim = claim
         self._observers = observers
         observers.tell(RunObserver.claimed, claim, self.times)
 
     def loaded(self) -> None:
-        self.times.loaded_s = time.monotonic() - self._since
+        self.times.loaded_s = self.times.since_claim()
         self._observers.tell(RunObserver.loaded, self._claim, self.times)
 
     def progressed(self, progress: Progress) -> None:
         self._observers.tell(RunObserver.progressed, self._claim, self.times, progress)
 
     def ran(self) -> None:
-        self.times.ran_s = time.monotonic() - self._since
+        self.times.ran_s = self.times.since_claim()
         self._observers.tell(RunObserver.ran, self._claim, self.times)
 
     def stored(self, completion: Completion) -> None:
-        self.times.stored_s = time.monotonic() - self._since
+        self.times.stored_s = self.times.since_claim()
         self._observers.tell(RunObserver.stored, self._claim, self.times, completion)
 
     def ended(self, result: RunResult) -> None:
-        self.times.ended_s = time.monotonic() - self._since
+        self.times.ended_s = self.times.since_claim()
         observers, self._observers = self._observers, _NOBODY
         observers.tell(RunObserver.ended, self._claim, self.times, result)

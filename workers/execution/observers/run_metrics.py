@@ -1,0 +1,54 @@
+"""``RunMetrics``: measures a worker's stage runs, and counts how they end."""
+
+from omni_jobs.jobs import Claim, Completion
+from omni_jobs.metrics.worker_metrics import WorkerMetrics
+from omni_jobs.storage import ObjectRef
+from workers.execution.observers.run_observer import RunObserver, RunResult, StepTimes
+from workers.stages.types import Progress
+
+_TOKENS = "tokens"  # the unit of progress of stages that make them
+
+
+class RunMetrics(RunObserver):
+    """Adds each step's seconds, the bytes that are handed on and what was made to the worker's metrics."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._has_token: set[int] = set()  # of the stage runs in flight
+
+    def claimed(self, claim: Claim, times: StepTimes) -> None:
+        self._metrics.in_flight.inc()
+        self._metrics.observe("queue", claim.waited_s)
+        if claim.attempt > 1:
+            self._metrics.repeated.inc()
+
+    def loaded(self, claim: Claim, times: StepTimes) -> None:
+        self._metrics.observe("load", times.loaded_s or 0.0)
+        self._metrics.loaded_bytes.inc(sum(_size(each) for each in claim.upstream.values()))
+
+    def progressed(self, claim: Claim, times: StepTimes, progress: Progress) -> None:
+        if progress.unit != _TOKENS or progress.done == 0 or claim.stage_run_id in self._has_token:
+            return
+        self._has_token.add(claim.stage_run_id)
+        if progress.resumed_at is None:
+            self._metrics.observe("first_token", times.since_claim() - (times.loaded_s or 0.0))
+
+    def ran(self, claim: Claim, times: StepTimes) -> None:
+        self._metrics.observe("run", (times.ran_s or 0.0) - (times.loaded_s or 0.0))
+
+    def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
+        self._metrics.observe("store", (times.stored_s or 0.0) - (times.ran_s or 0.0))
+        stored = completion.payload_bytes + sum(artifact.ref.size for artifact in completion.artifacts)
+        self._metrics.stored_bytes.inc(stored)
+        self._metrics.make(completion.made)
+
+    def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
+        self._has_token.discard(claim.stage_run_id)
+        self._metrics.in_flight.dec()
+        self._metrics.end(result.kind if result.error is None else type(result.error).code)
+
+
+def _size(payload: ObjectRef | bytes | None) -> int:
+    if payload is None:
+        return 0
+    return len(payload) if isinstance(payload, bytes) else payload.size
