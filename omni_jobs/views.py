@@ -343,6 +343,14 @@ class Counts(_View):
     stage_runs: list[StageCount]
 
 
+class WorkerInfo(_View):
+    """What a worker says of its process. What is not known is null, or left out."""
+
+    device: str | None = None  # cpu, or cuda with the numbers of its cards
+    versions: dict[str, str] = {}  # of Python, omni-jobs and the engine's packages
+    metrics_port: int | None = None  # where its host shows its metrics
+
+
 class WorkerView(_View):
     """A worker whose lease has not run out, and whose engine is loaded."""
 
@@ -356,6 +364,10 @@ class WorkerView(_View):
     pipeline_version: str
     pipeline_digest: str  # of its pipeline file; it runs jobs of this file only
     running: int  # the stage runs that it holds
+    info: WorkerInfo = WorkerInfo()
+    ended: dict[str, int] = {}  # attempts since its start by result: completed, released, lost, or an error's code
+    memory_bytes: int | None = None  # of its process in the host's memory, without its engine's processes
+    claimed_at: datetime | None = None  # when it claimed last
     started_at: datetime
     renewed_at: datetime
     lease_until: datetime

@@ -32,6 +32,7 @@ class MetricsServer:
         """Prepare it; ``start`` opens the port."""
         self._metrics = metrics
         self._settings = settings
+        self.port: int | None = None  # once it is open
         self._stopped = threading.Event()
         self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -89,7 +90,8 @@ class MetricsServer:
                 is_logged = True
                 self._stopped.wait(_TRY_EVERY_S)
             else:
-                logger.info("metrics: http://%s:%d/metrics", host, listener.getsockname()[1])
+                self.port = listener.getsockname()[1]
+                logger.info("metrics: http://%s:%d/metrics", host, self.port)
                 return listener
         return None
 

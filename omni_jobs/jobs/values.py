@@ -72,6 +72,7 @@ class NewWorker:
     pid_started: int | None = None  # when the process of the pid started, in ticks since the boot; None: not known
     heartbeat_s: float = 1.0  # how often it renews its lease
     slots_for_high: int = 0  # of ``slots``, those kept for high jobs
+    info: Mapping[str, Any] | None = None  # WorkerInfo as JSON; None: not known yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,24 @@ class StageStats:
         return cls(seconds, dict(data.get("ended", {})))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What a worker's row keeps of it: the counts since its start, and how it stands."""
+
+    of_stage: StageStats = field(default_factory=StageStats)
+    memory_bytes: int | None = None  # of its process; None: not known
+    claimed_at: float | None = None  # when it claimed last, in seconds since 1970; None: never
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the row keeps: that of ``StageStats.to_json``, memory_bytes and claimed_at."""
+        return {**self.of_stage.to_json(), "memory_bytes": self.memory_bytes, "claimed_at": self.claimed_at}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        """Return the stats that ``to_json`` wrote."""
+        return cls(StageStats.of(data), data.get("memory_bytes"), data.get("claimed_at"))
+
+
 def _has_fallen(now: Mapping[str, int], then: Mapping[str, int]) -> bool:
     return any(now.get(name, 0) < count for name, count in then.items())
 

@@ -1,8 +1,10 @@
 """``WorkerMetrics``: what a worker counts and measures of its stage."""
 
 import math
+import resource
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import Counter, Gauge
@@ -10,7 +12,7 @@ from prometheus_client import Histogram as Buckets
 from prometheus_client.samples import Sample
 
 from omni_jobs.metrics.process_metrics import ProcessMetrics
-from omni_jobs.metrics.stage_stats import BOUNDS, Histogram, StageStats
+from omni_jobs.metrics.stage_stats import BOUNDS, Histogram, StageStats, WorkerStats
 from omni_jobs.views import UsageView
 
 STEPS: Final[Mapping[str, str]] = {
@@ -23,6 +25,8 @@ STEPS: Final[Mapping[str, str]] = {
 """The steps of a stage run that are measured, with what is measured."""
 
 _LABELS = ("pipeline", "stage")
+_STATM = Path("/proc/self/statm")
+_MEMORY_STEP = 16 << 20
 
 
 class WorkerMetrics(ProcessMetrics):
@@ -45,6 +49,7 @@ class WorkerMetrics(ProcessMetrics):
         self.in_flight = self._gauge("in_flight", "Stage runs that this worker holds.").labels(*self._is_of)
         self._gauge("slots", "Stage runs that this worker may hold at once.").labels(*self._is_of).set(slots)
         self._renewed_at: float | None = None
+        self._claimed_at: float | None = None
         lease = self._gauge("lease_age_seconds", "Seconds since this worker renewed its lease.")
         lease.labels(*self._is_of).set_function(self._lease_age)
 
@@ -66,10 +71,19 @@ class WorkerMetrics(ProcessMetrics):
         """Note that the lease was renewed."""
         self._renewed_at = time.monotonic()
 
-    def stats(self) -> StageStats:
-        """Return what was counted since the start: the same counts that ``/metrics`` shows."""
+    def claim(self) -> None:
+        """Note that a stage run was claimed, now."""
+        self.in_flight.inc()
+        self._claimed_at = round(time.time(), 3)
+
+    def stats(self) -> WorkerStats:
+        """Return what was counted since the start, the same counts that ``/metrics`` shows, and how the process stands.
+
+        The memory is told to 16 MiB, so that of a worker that does nothing nothing changes.
+        """
         ended = {sample.labels["result"]: int(sample.value) for sample in _samples(self._ended, "_total")}
-        return StageStats({step: each for step in STEPS if (each := self._histogram(step)).counts}, ended)
+        steps = {step: each for step in STEPS if (each := self._histogram(step)).counts}
+        return WorkerStats(StageStats(steps, ended), _memory_bytes(), self._claimed_at)
 
     def _histogram(self, step: str) -> Histogram:
         counts, below = {}, 0
@@ -89,6 +103,15 @@ class WorkerMetrics(ProcessMetrics):
 
     def _gauge(self, name: str, what: str) -> Gauge:
         return Gauge(f"omni_jobs_stage_{name}", what, _LABELS, registry=self.registry)
+
+
+def _memory_bytes() -> int | None:
+    """Return how much of the host's memory this process has, to 16 MiB; None without /proc."""
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize() // _MEMORY_STEP * _MEMORY_STEP
 
 
 def _samples(metric: Counter | Buckets, end: str) -> list[Sample]:

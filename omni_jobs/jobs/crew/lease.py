@@ -1,7 +1,8 @@
 """Leases: a worker's row, which its heartbeat renews, covers every stage run that the worker holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -20,13 +21,14 @@ from sqlalchemy import (
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_or
-from omni_jobs.database.tables import AttemptErrorRow, JobRow, StageRunRow, WatchedJobRow, WorkerRow, state_is
+from omni_jobs.database.tables import AttemptErrorRow, JobRow, JsonText, StageRunRow, WatchedJobRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.order.paused_stages import is_paused
 from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder, Wishes
+from omni_jobs.metrics.stage_stats import WorkerStats
 from omni_jobs.retry import DEFAULT_RETRIES, RetryLimits, is_last_chance
 from omni_jobs.states import StageRunState
 from omni_jobs.views import WorkerView
@@ -47,6 +49,7 @@ _RENEW = (
         renewed_at=now(),
         lease_until=now() + bindparam("lease_s", type_=Double),
         run_s=func.coalesce(bindparam("latest_run_s", type_=Double), WorkerRow.run_s),
+        stats=func.coalesce(bindparam("newest_stats", type_=JsonText), WorkerRow.stats),
     )
     .returning(WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.stage)
 )
@@ -113,12 +116,15 @@ def register_worker(
     if instead_of is not None:
         unchanged = and_(WorkerRow.id == instead_of.worker_id, WorkerRow.renewed_at == instead_of.renewed_at)
         is_replaceable = or_(unchanged, is_replaceable)
-    # The turn of another pipeline's worker says nothing.
-    turn = case((WorkerRow.pipeline == worker.stage.pipeline.name, WorkerRow.turn))
+    # The turn of another pipeline's worker says nothing, nor do a predecessor's counts.
+    kept = {
+        "turn": case((WorkerRow.pipeline == worker.stage.pipeline.name, WorkerRow.turn)),
+        "stats": case((WorkerRow.id == worker.worker_id, WorkerRow.stats)),
+    }
     written = tx.execute(
         insert_or(tx, WorkerRow)
         .values(**values)
-        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values | {"turn": turn}, where=is_replaceable)
+        .on_conflict_do_update(index_elements=[WorkerRow.slot], set_=values | kept, where=is_replaceable)
         .returning(WorkerRow.id)
     )
     if written.scalar_one_or_none() is None:
@@ -128,14 +134,21 @@ def register_worker(
     return _queues(_free(tx, StageRunRow.owner == predecessor))
 
 
-def renew(tx: Connection, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
+def renew(
+    tx: Connection,
+    worker_id: str,
+    lease_s: float,
+    run_s: float | None = None,
+    stats: Mapping[str, Any] | None = None,
+) -> Renewal:
     """Extend the worker's lease. Return its users' wishes, and whether its stage is paused.
 
-    ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. A lease
+    ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. ``stats``
+    is what it has counted since its start, ``WorkerStats`` as JSON; None: what it gave last stays. A lease
     that ran out, while the database was away perhaps, begins anew if nobody has taken the stage runs. Raises Fenced
     when a rescuer or the slot's new worker has; the worker must stop then and write nothing.
     """
-    parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s}
+    parameters = {"worker_id": worker_id, "lease_s": lease_s, "latest_run_s": run_s, "newest_stats": stats}
     renewed = tx.execute(_RENEW, parameters).one_or_none()
     if renewed is None:
         raise Fenced(f"the lease of worker {worker_id} is gone")
@@ -246,7 +259,21 @@ def workers(tx: Connection) -> list[WorkerView]:
     rows = tx.execute(
         select(WorkerRow.__table__).where(_SERVES).order_by(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.slot)
     )
-    return [WorkerView.model_validate({**row._mapping, "running": running.get(row.id, 0)}) for row in rows]
+    return [_view(row._mapping, running.get(row.id, 0)) for row in rows]
+
+
+def _view(row: Mapping[Any, Any], running: int) -> WorkerView:
+    stats = WorkerStats() if row["stats"] is None else WorkerStats.of(row["stats"])
+    return WorkerView.model_validate(
+        {
+            **row,
+            "running": running,
+            "info": row["info"] or {},
+            "ended": stats.of_stage.ended,
+            "memory_bytes": stats.memory_bytes,
+            "claimed_at": stats.claimed_at,
+        }
+    )
 
 
 def running_by_worker(tx: Connection) -> dict[str, int]:

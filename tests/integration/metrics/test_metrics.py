@@ -4,12 +4,14 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from omni_jobs.database.database import Database
+from omni_jobs.jobs import Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
@@ -19,6 +21,7 @@ PLANTED = "planted"
 STAGES = ("first", "second")
 PROCESSES = ("api", "rescuer", *STAGES)
 WITHIN_S = 30.0
+ROWS = {"row of first": {"completed": 1, "payload_too_large": 1}, "row of second": {"completed": 1}}
 
 
 def free_ports(number: int) -> int:
@@ -80,7 +83,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
                 ]
                 if ends == [1, 1]:
                     break
-        yield {**texts, "ids": " ".join(ids)}
+        recorded = recorded_ends(Database(stack.settings.resolved_database_url))
+        yield {**texts, "ids": " ".join(ids), **recorded}
+
+
+def recorded_ends(database: Database) -> dict[str, str]:
+    """What the rows of the workers have of their ends, by "row of" the stage, once they have what is expected."""
+    deadline = time.monotonic() + WITHIN_S
+    with closing(database):
+        while True:  # until the next renewal
+            ends = {f"row of {worker.stage}": worker.ended for worker in Jobs(database).workers()}
+            if ends == ROWS or time.monotonic() > deadline:
+                return {name: str(ended) for name, ended in ends.items()}
+            time.sleep(0.1)
 
 
 def _of(stage: str, result: str) -> str:
@@ -127,6 +142,10 @@ def test_a_worker_measures_each_step_and_counts_each_end(texts: dict[str, str]) 
     assert second['omni_jobs_stage_handoff_bytes_total{direction="loaded",pipeline="echo",stage="second"}'] >= stored
     assert first['omni_jobs_stage_in_flight{pipeline="echo",stage="first"}'] == 0
     assert 0 <= first['omni_jobs_stage_lease_age_seconds{pipeline="echo",stage="first"}'] < WITHIN_S
+
+
+def test_the_rows_of_workers_have_the_same_counts(texts: dict[str, str]) -> None:
+    assert {name: texts[name] for name in ROWS} == {name: str(ended) for name, ended in ROWS.items()}
 
 
 def test_a_rescuer_tells_of_its_rounds(texts: dict[str, str]) -> None:

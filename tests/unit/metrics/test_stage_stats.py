@@ -1,10 +1,11 @@
 """Counts of a stage: they add up, and differences and percentiles are those of the values that were counted."""
 
+import json
 import random
 
 import pytest
 
-from omni_jobs.metrics.stage_stats import BOUNDS, Histogram, StageStats
+from omni_jobs.metrics.stage_stats import BOUNDS, Histogram, StageStats, WorkerStats
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 
 
@@ -16,7 +17,7 @@ def counted(values: list[float], ended: dict[str, int] | None = None) -> StageSt
     for result, number in (ended or {}).items():
         for _ in range(number):
             metrics.end(result)
-    return metrics.stats()
+    return metrics.stats().of_stage
 
 
 def test_the_stats_of_a_worker_are_what_its_metrics_show() -> None:
@@ -76,3 +77,17 @@ def test_percentiles_at_the_ends() -> None:
     assert Histogram().quantile(0.5) is None
     assert counted([8000.0]).seconds["run"].quantile(0.5) == 7200.0, "the last bucket has no upper bound"
     assert counted([0.9] * 10).seconds["run"].quantile(0.5) == 0.75, "not below its bucket, though others are empty"
+
+
+def test_a_row_of_a_worker_comes_back_as_it_was() -> None:
+    metrics = WorkerMetrics("echo", "first", 1)
+    idle = metrics.stats()
+    assert (idle.of_stage, idle.claimed_at) == (StageStats(), None)
+    assert idle.memory_bytes is not None
+    assert idle.memory_bytes % (16 << 20) == 0
+    metrics.claim()
+    metrics.end("completed")
+    stats = metrics.stats()
+    assert stats.claimed_at is not None
+    assert WorkerStats.of(json.loads(json.dumps(stats.to_json()))) == stats
+    assert WorkerStats.of({"what": "a later build keeps"}) == WorkerStats()

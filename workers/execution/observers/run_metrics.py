@@ -17,7 +17,7 @@ class RunMetrics(RunObserver):
         self._has_token: set[int] = set()  # of the stage runs in flight
 
     def claimed(self, claim: Claim, times: StepTimes) -> None:
-        self._metrics.in_flight.inc()
+        self._metrics.claim()
         self._metrics.observe("queue", claim.waited_s)
         if claim.attempt > 1:
             self._metrics.repeated.inc()
