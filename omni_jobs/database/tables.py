@@ -418,6 +418,54 @@ class WorkerRow(Base):
     stats: Mapped[Any | None] = mapped_column(JsonText)
 
 
+class StageSampleRow(Base):
+    """The row of a sample: what a stage's workers counted in ``step_s`` seconds from ``at``, and how it stood.
+
+    Written by the sampler, which deletes it after a day (10 s) or 30 days (5 minutes).
+    """
+
+    __tablename__ = "stage_samples"
+    __table_args__ = (Index(None, "step_s", "at"),)
+
+    step_s: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # 10 or 300
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
+    at: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)  # since 1970, UTC
+    span_s: Mapped[float] = mapped_column(Double)  # the time in which the counts were made
+    queued: Mapped[float] = mapped_column(Double)  # this and the next five: Standing, in the mean over the time
+    running: Mapped[float] = mapped_column(Double)
+    pending: Mapped[float] = mapped_column(Double)
+    workers: Mapped[float] = mapped_column(Double)
+    loading: Mapped[float] = mapped_column(Double)
+    slots: Mapped[float] = mapped_column(Double)
+    stats: Mapped[Any] = mapped_column(JsonText)  # StageStats.to_json()
+
+
+class SampledWorkerRow(Base):
+    """The row of what of a worker's counts is in samples. Written by the sampler, and as the worker's row goes.
+
+    Removed with the sample that takes the worker's last counts.
+    """
+
+    __tablename__ = "sampled_workers"
+
+    worker_id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType)
+    stage: Mapped[str] = mapped_column(NameType)
+    sampled: Mapped[Any | None] = mapped_column(JsonText)  # StageStats as of the last sample; None: in none yet
+    final: Mapped[Any | None] = mapped_column(JsonText)  # WorkerStats as its row went; None: the row is there
+    at: Mapped[float] = mapped_column(Seconds)  # of the last change
+
+
+class SamplingRow(Base):
+    """The one row that says when the last sample was taken. Its lock lets one sampler at a time take one."""
+
+    __tablename__ = "samplings"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    at: Mapped[float] = mapped_column(Seconds)
+
+
 class PausedStageRow(Base):
     """The row of a stage of which no worker claims anything. Written by a pause, removed by a resume."""
 

@@ -3,6 +3,7 @@
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
+from omni_jobs.jobs.keep.stage_samples import COARSE_S, FINE_S, StageName, StageSample, Standing
 from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
@@ -45,6 +46,8 @@ from omni_jobs.new_job import NewJob, NewStage, new_job_id
 __all__ = [
     "ABANDONED_S",
     "AMOUNTS",
+    "COARSE_S",
+    "FINE_S",
     "GROUPS",
     "MOST_TEXT",
     "WATCHED_S",
@@ -75,6 +78,9 @@ __all__ = [
     "Retention",
     "RunGlance",
     "SlotHolder",
+    "StageName",
+    "StageSample",
+    "Standing",
     "StoredArtifact",
     "StoredSnapshot",
     "SubmitResult",

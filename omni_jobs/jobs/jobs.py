@@ -1,7 +1,7 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
 submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, fork, delete;  cancel_all, delete_all
-register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune (by the rescuer's process)
+register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune, sample (by the rescuer's process)
 
 Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
 argument there. In the SQL ``{name}`` is a text of the same file or of ``database/words.sql``
@@ -17,11 +17,12 @@ from sqlalchemy import Connection
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.jobs.crew import lease, rescue
+from omni_jobs.jobs.crew import lease, rescue, sample
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep import usage
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
+from omni_jobs.jobs.keep.stage_samples import StageName, Standing
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, fork_job, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
@@ -38,6 +39,7 @@ from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.read.payloads import payloads
+from omni_jobs.jobs.read.stage_samples import stage_samples
 from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
@@ -273,6 +275,17 @@ class Jobs:
         for line in self._db.read(calibrate.lines):
             self._db.run(partial(calibrate.calibrate, line=line))
 
+    def sample(self) -> Mapping[StageName, Standing] | None:
+        """Take the sample of these ten seconds, and return how the stages stand; None if somebody has taken it.
+
+        :func:`omni_jobs.jobs.crew.sample.sample` says what it is. It is one transaction that writes, after two that
+        read. Several processes may call it at once.
+        """
+        if not self._db.read(sample.is_due):
+            return None
+        standings = self._db.read(sample.standings)
+        return standings if self._db.run(partial(sample.sample, standing=standings)) else None
+
     # Retention.
 
     prune = _writes(prune)
@@ -307,4 +320,5 @@ class Jobs:
     usage = _reads(usage.report)
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
+    stage_samples = _reads(stage_samples)
     workers = _reads(lease.workers)

@@ -1,8 +1,8 @@
 """The rescuer: it takes stage runs back from lost workers, expires late jobs and calibrates estimates of waits.
 
 ``run`` is the process ``omni-jobs rescuer``. Any number of them may run, on any host, because each step of a round is
-one transaction. The pruner (:mod:`omni_jobs.maintenance.pruner`) runs in a
-thread of the same process, so that a full object store or a long listing holds up no rescue.
+one transaction. The pruner (:mod:`omni_jobs.maintenance.pruner`) and the sampler (:mod:`omni_jobs.maintenance.sampler`)
+run in threads of the same process, so that a full object store or a long count holds up no rescue.
 """
 
 import logging
@@ -18,6 +18,7 @@ from omni_jobs.http.metrics_server import MetricsServer
 from omni_jobs.jobs import DatabasePresence, Jobs
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
+from omni_jobs.maintenance.sampler import Sampler
 from omni_jobs.metrics.rescuer_metrics import RescuerMetrics
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
@@ -80,23 +81,29 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     broker = Broker(settings, pipelines)
     rescuer = Rescuer(jobs, broker, settings.rescue_every_s, round_file, lease_s=settings.lease_s, metrics=metrics)
     pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database), metrics=metrics)
+    sampler = Sampler(jobs, metrics)
     metrics_server = MetricsServer(metrics, settings)
     # A daemon, so that a hung object store does not keep the process from ending; a pruner may end anywhere.
     pruner_thread = threading.Thread(target=pruner.run, args=(database,), name="pruner", daemon=True)
+    sampler_thread = threading.Thread(target=sampler.run, args=(database,), name="sampler", daemon=True)
 
     def stop(number: int, frame: FrameType | None) -> None:
         rescuer.stop()
         pruner.stop()
+        sampler.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     logger.info("rescuing every %g s, pruning every %g s", settings.rescue_every_s, settings.prune_every_s)
     pruner_thread.start()
+    sampler_thread.start()
     metrics_server.start()
     try:
         rescuer.run(database)
     finally:
         pruner.stop()
+        sampler.stop()
         pruner_thread.join(_PRUNER_STOP_S)
+        sampler_thread.join(_PRUNER_STOP_S)
         metrics_server.close()
         database.close()

@@ -1,8 +1,20 @@
 """``RescuerMetrics``: what a rescuer counts and measures."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from prometheus_client import Counter, Gauge
 
 from omni_jobs.metrics.process_metrics import ProcessMetrics
+
+STANDING: Final[Mapping[str, str]] = {
+    "queued": "Stage runs that wait for a worker.",
+    "running": "Stage runs that workers run.",
+    "pending": "Stage runs that wait for earlier stages.",
+    "workers": "Workers with a lease and a loaded engine.",
+    "loading": "Workers that load their engine.",
+}
+"""How a stage stands in the database, with what each number is."""
 
 
 class RescuerMetrics(ProcessMetrics):
@@ -25,3 +37,14 @@ class RescuerMetrics(ProcessMetrics):
         )
         for kind in ("garbage", "orphan"):
             self.deleted.labels(kind)
+        self._standing = {
+            name: Gauge(f"omni_jobs_stage_{name}", what, ["pipeline", "stage"], registry=self.registry)
+            for name, what in STANDING.items()
+        }
+
+    def stand(self, standings: Mapping[tuple[str, str], object]) -> None:
+        """Show how the stages stand: their attributes of the names of STANDING, by (pipeline, stage)."""
+        for name, gauge in self._standing.items():
+            gauge.clear()
+            for stage, standing in standings.items():
+                gauge.labels(*stage).set(getattr(standing, name))

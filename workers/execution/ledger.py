@@ -356,7 +356,7 @@ class Ledger:
             self._attempt()
         if self._fenced is None:
             try:
-                self._relay.ring(self._slot.retire())
+                self._relay.ring(self._slot.retire(stats=self._stats()))
             except Exception:
                 logger.exception("could not retire, the lease will run out")
             self._fenced = Fenced("this worker has retired")
@@ -374,7 +374,7 @@ class Ledger:
         self._on_loop(self._on_fenced, fenced)
         self._refuse(fenced)
         try:
-            self._relay.ring(self._slot.retire(fenced))
+            self._relay.ring(self._slot.retire(fenced, self._stats()))
             # Others may have counted its stage runs as lost with it. It lives, so they did not kill it.
             self._jobs.forgive(self.worker.worker_id)
         except Exception:

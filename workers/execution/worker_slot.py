@@ -104,13 +104,13 @@ class WorkerSlot:
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
-    def retire(self, fenced: Fenced | None = None) -> Collection[str]:
+    def retire(self, fenced: Fenced | None = None, stats: Mapping[str, Any] | None = None) -> Collection[str]:
         """End the lease, queue what this worker holds, and return the queues to ring. Call ``stop`` before.
 
-        ``fenced``: why its lease was lost, which then fails their attempts; None: it was not.
+        ``fenced``: why its lease was lost, which then fails their attempts; None: it was not. ``stats``: its counts.
         """
         with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
-            return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced)
+            return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced, stats=stats)
 
     # The life of the slot's holder.
 

@@ -24,6 +24,7 @@ from omni_jobs.database.insert import insert_or
 from omni_jobs.database.tables import AttemptErrorRow, JobRow, JsonText, StageRunRow, WatchedJobRow, WorkerRow, state_is
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
+from omni_jobs.jobs.keep import stage_samples
 from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.order.paused_stages import is_paused
@@ -100,7 +101,9 @@ def register_worker(
     lease since it was read.
     """
     slot = WorkerRow.slot == worker.slot
-    predecessor = tx.execute(select(WorkerRow.id).where(slot).with_for_update()).scalar_one_or_none()
+    columns = (WorkerRow.id, WorkerRow.pipeline, WorkerRow.stage, WorkerRow.stats)
+    counted = tx.execute(select(*columns).where(slot).with_for_update()).one_or_none()
+    predecessor = None if counted is None else counted.id
     values = (
         asdict(worker)
         | worker.stage.columns
@@ -129,8 +132,9 @@ def register_worker(
     )
     if written.scalar_one_or_none() is None:
         raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
-    if predecessor is None or predecessor == worker.worker_id:
+    if counted is None or predecessor == worker.worker_id:
         return set()
+    stage_samples.note_final_of(tx, *counted)
     return _queues(_free(tx, StageRunRow.owner == predecessor))
 
 
@@ -163,13 +167,22 @@ def wishes(tx: Connection, worker_id: str) -> Wishes:
     return Wishes(unwanted, {row.id: row.since for row in rows if row.since is not None and not row.is_unwanted})
 
 
-def retire_worker(tx: Connection, worker_id: str, *, fenced: Fenced | None = None) -> set[str]:
+def retire_worker(
+    tx: Connection, worker_id: str, *, fenced: Fenced | None = None, stats: Mapping[str, Any] | None = None
+) -> set[str]:
     """End a worker's lease, queue the stage runs that it still holds, and return the queues to ring.
+
+    ``stats`` is what it has counted since its start, as ``renew`` takes it.
+
 
     Also a worker without a lease may call it. A fenced worker passes the error that says so as ``fenced``. This is
     recorded as the failure of its attempts, and counts against their ``fenced`` retries.
     """
-    tx.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
+    is_its = WorkerRow.id == worker_id
+    if stats is not None:
+        tx.execute(update(WorkerRow).where(is_its).values(stats=stats))
+    stage_samples.note_final(tx, is_its)
+    tx.execute(delete(WorkerRow).where(is_its))
     attempts = select(StageRunRow.id, StageRunRow.attempt).where(_IS_RUNNING, StageRunRow.owner == worker_id)
     held = sorted(tx.execute(attempts))
     ends = [Release(*each, worker_id) if fenced is None else Failure(*each, worker_id, fenced) for each in held]
@@ -226,7 +239,9 @@ def remove_lost(tx: Connection, since: float) -> None:
         .order_by(WorkerRow.id)
         .with_for_update(skip_locked=True)
     )
-    tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(gone)))
+    if ids := tx.execute(gone).scalars().all():
+        stage_samples.note_final(tx, WorkerRow.id.in_(ids))
+        tx.execute(delete(WorkerRow).where(WorkerRow.id.in_(ids)))
 
 
 def free_lost(tx: Connection) -> tuple[int, set[str]]:

@@ -1,0 +1,71 @@
+"""Sample: note, every ten seconds, how each stage stands and what its workers counted (``keep.stage_samples``).
+
+Any number of rescuers may call it. The first in ten seconds takes the sample, under the lock of one row.
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, func, select, update
+
+from omni_jobs.database.clock import now
+from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.tables import SamplingRow, WorkerRow
+from omni_jobs.jobs.keep import stage_samples
+from omni_jobs.jobs.keep.stage_samples import FINE_S, StageName, StageSample, Standing
+from omni_jobs.jobs.read.counts import counts
+from omni_jobs.metrics.stage_stats import StageStats
+from omni_jobs.states import StageRunState
+
+_ROW = 1
+_LAST = select(SamplingRow.at).where(SamplingRow.id == _ROW)
+
+
+def is_due(tx: Connection) -> bool:
+    """Return whether nobody has taken a sample in these ten seconds yet."""
+    at: float = tx.execute(select(now())).scalar_one()
+    return _is_due(tx.execute(_LAST).scalar_one_or_none(), at)
+
+
+def standings(tx: Connection) -> dict[StageName, Standing]:
+    """Return how the stages stand that have a worker, or stage runs that have not ended."""
+    found: dict[StageName, dict[str, float]] = {}
+    states = {StageRunState.QUEUED: "queued", StageRunState.RUNNING: "running", StageRunState.PENDING: "pending"}
+    for each in counts(tx).stage_runs:
+        found.setdefault(StageName(each.pipeline, each.stage), {})[states[each.state]] = each.count
+    columns = (WorkerRow.pipeline, WorkerRow.stage, WorkerRow.loading)
+    query = select(*columns, func.count().label("workers"), func.sum(WorkerRow.slots).label("slots"))
+    for row in tx.execute(query.where(WorkerRow.lease_until > now()).group_by(*columns)):
+        of_stage = found.setdefault(StageName(row.pipeline, row.stage), {})
+        of_stage |= {"loading": row.workers} if row.loading else {"workers": row.workers, "slots": row.slots}
+    return {name: Standing(**{key: float(value) for key, value in each.items()}) for name, each in found.items()}
+
+
+def sample(tx: Connection, standing: Mapping[StageName, Standing]) -> bool:
+    """Take the sample of these ten seconds, unless somebody has, and return whether it did.
+
+    ``standing``: how the stages stand, read a moment ago, so that no writer waits while they are counted. Counts of a
+    time in which nobody sampled are all in the next sample, whose ``span_s`` says so.
+    """
+    insert_unless_there(tx, SamplingRow, id=_ROW, at=0.0)
+    last: float = tx.execute(_LAST.with_for_update()).scalar_one()
+    at: float = tx.execute(select(now())).scalar_one()
+    if not _is_due(last, at):
+        return False
+    tx.execute(update(SamplingRow).where(SamplingRow.id == _ROW).values(at=at))
+    gained = stage_samples.gains(tx, begin=not last)
+    began = int(at // FINE_S * FINE_S) - FINE_S
+    span_s = at - last if 0 < last < at else float(FINE_S)
+    stage_samples.add(
+        tx,
+        [
+            StageSample(name, began, span_s, standing.get(name, Standing()), gained.get(name, StageStats()))
+            for name in sorted({*standing, *(name for name, stats in gained.items() if stats != StageStats())})
+        ],
+    )
+    stage_samples.prune(tx, at)
+    return True
+
+
+def _is_due(last: float | None, at: float) -> bool:
+    """Return whether no sample was taken in the ten seconds of ``at``. A clock that was set back makes it due."""
+    return last is None or not at // FINE_S * FINE_S <= last <= at
