@@ -242,6 +242,12 @@ class AttemptErrorRow(Base):
     """The row of an attempt's error. Written once, with the transition that it explains."""
 
     __tablename__ = "attempt_errors"
+    __table_args__ = (
+        Index(None, "fingerprint", "at"),
+        # The kinds of a time, of all jobs and of a tenant's.
+        Index(None, "at", "fingerprint"),
+        Index(None, "tenant", "at", "fingerprint"),
+    )
 
     stage_run_id: Mapped[int] = mapped_column(
         _BigId, ForeignKey("stage_runs.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
@@ -250,6 +256,8 @@ class AttemptErrorRow(Base):
     worker: Mapped[str] = mapped_column(String(200))
     error: Mapped[Any] = mapped_column(JsonText)  # OmniJobsError.to_dict()
     at: Mapped[float] = mapped_column(Seconds)
+    fingerprint: Mapped[str | None] = mapped_column(String(32))  # equal for errors of a kind; None: of an older build
+    tenant: Mapped[str | None] = mapped_column(String(64))  # the job's; None: of an older build
 
 
 class ArtifactRow(Base):

@@ -35,6 +35,7 @@ from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
 from omni_jobs.jobs.read import calibrate, job_view, watched
 from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, queued_jobs
+from omni_jobs.jobs.read.error_kinds import error_counts, error_kinds
 from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
@@ -321,4 +322,6 @@ class Jobs:
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
     stage_samples = _reads(stage_samples)
+    error_kinds = _reads(error_kinds)
+    error_counts = _reads(error_counts)
     workers = _reads(lease.workers)

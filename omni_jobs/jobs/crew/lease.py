@@ -25,6 +25,7 @@ from omni_jobs.database.tables import AttemptErrorRow, JobRow, JsonText, StageRu
 from omni_jobs.errors import Fenced, SlotTaken, WorkerLost
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.keep import stage_samples
+from omni_jobs.jobs.life.fingerprint import fingerprint
 from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.life.successors import ACTIVE
 from omni_jobs.jobs.order.paused_stages import is_paused
@@ -206,6 +207,7 @@ def forgive(tx: Connection, worker_id: str) -> None:
             AttemptErrorRow.error,
             StageRunRow.failures,
             StageRunRow.retries,
+            StageRunRow.stage,
         )
         .join(StageRunRow, StageRunRow.id == AttemptErrorRow.stage_run_id)
         .where(AttemptErrorRow.worker == worker_id, StageRunRow.state != StageRunState.FAILED.value)
@@ -219,7 +221,8 @@ def forgive(tx: Connection, worker_id: str) -> None:
             continue
         error = Fenced(f"worker {worker_id} was cut off while it ran this, and lived", stage=row.error.get("stage"))
         is_row = (AttemptErrorRow.stage_run_id == row.stage_run_id, AttemptErrorRow.attempt == row.attempt)
-        tx.execute(update(AttemptErrorRow).where(*is_row).values(error=error.to_dict()))
+        kind = fingerprint(error.code, row.stage, error.message)
+        tx.execute(update(AttemptErrorRow).where(*is_row).values(error=error.to_dict(), fingerprint=kind))
         if failures.get("worker_lost", 0) > 0:  # a retry by its user begins to count anew
             failures |= {"worker_lost": failures["worker_lost"] - 1, "fenced": times + 1}
             apart = "" if is_last_chance(failures, limits) else None

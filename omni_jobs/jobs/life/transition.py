@@ -21,6 +21,7 @@ from omni_jobs.errors import Expired, NotFound, OmniJobsError, Quarantined
 from omni_jobs.jobs.keep import stored_bytes, usage
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.keep.retention import leaves_no_payloads
+from omni_jobs.jobs.life.fingerprint import fingerprint
 from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.values import Completion, StoredSnapshot
@@ -40,7 +41,7 @@ QUEUE_IF_PENDING = _sql.bulk("queue_if_pending", "stage_run at")
 _SET_JOB = _sql.bulk("set_job", "job state ending error error_code at prune_at no_payloads")
 _FORGET_PAYLOAD = _sql.bulk("forget_payload", "stage_run")
 INSERT_EVENT = _sql.bulk("insert_event", "job_id type data at")
-_INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at")
+_INSERT_ERROR = _sql.bulk("insert_error", "stage_run attempt worker error at fingerprint tenant")
 _INSERT_ARTIFACT = _sql.bulk("insert_artifact", "job_id name stage_run media_type ref at")
 _ENDS = (_COMPLETE_IF_RUNNING, _END_IF_RUNNING, _REQUEUE_IF_RUNNING)
 _WRITTEN = (
@@ -182,7 +183,10 @@ class JobTransition:
         run.failures = {**run.failures, retry_class: run.failures.get(retry_class, 0) + 1}
         details = error.to_dict()
         details.setdefault("stage", run.stage)
-        self._rows[_INSERT_ERROR].append((run.id, run.attempt, run.owner or "", encode_json(details), self.now))
+        kind, tenant = fingerprint(error.code, run.stage, error.message), self._tenants[run.job_id]
+        self._rows[_INSERT_ERROR].append(
+            (run.id, run.attempt, run.owner or "", encode_json(details), self.now, kind, tenant)
+        )
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED)

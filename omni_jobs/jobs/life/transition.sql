@@ -138,12 +138,13 @@ FROM jobs WHERE id = :job_id
 
 -- insert_error: writes the errors of attempts.
 -- postgresql
-INSERT INTO attempt_errors (stage_run_id, attempt, worker, error, at)
-SELECT * FROM {rows} AS given(stage_run bigint, attempt integer, worker text, error text, at double precision)
+INSERT INTO attempt_errors (stage_run_id, attempt, worker, error, at, fingerprint, tenant)
+SELECT * FROM {rows} AS given(stage_run bigint, attempt integer, worker text, error text, at double precision,
+                              fingerprint text, tenant text)
 RETURNING 1
 -- sqlite
-INSERT INTO attempt_errors (stage_run_id, attempt, worker, error, at)
-VALUES (:stage_run, :attempt, :worker, :error, :at)
+INSERT INTO attempt_errors (stage_run_id, attempt, worker, error, at, fingerprint, tenant)
+VALUES (:stage_run, :attempt, :worker, :error, :at, :fingerprint, :tenant)
 
 -- insert_artifact: writes artifacts.
 -- postgresql

@@ -231,7 +231,7 @@ def test_progress_and_errors_count_as_well(jobs: Jobs, database: Database) -> No
         run = connection.execute(text("SELECT id FROM stage_runs WHERE job_id = :id"), {"id": ids[3]}).scalar_one()
         connection.execute(text("UPDATE stage_runs SET failures = '{}' WHERE id = :id"), {"id": run})
         connection.execute(
-            text("INSERT INTO attempt_errors VALUES (:id, 1, 'w', :error, 1.0)"),
+            text("INSERT INTO attempt_errors VALUES (:id, 1, 'w', :error, 1.0, NULL, NULL)"),
             {"id": run, "error": json.dumps({"code": "model_error", "message": LARGE})},
         )
     for brief in (False, True):
