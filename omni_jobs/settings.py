@@ -117,6 +117,7 @@ class Settings(BaseSettings):
     keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
     keep_jobs_s: Annotated[float, Field(ge=0)] = 30 * 86_400.0
     keep_usage_s: Annotated[float, Field(ge=0)] = 400 * 86_400.0  # What tenants used, by day.
+    keep_audit_s: Annotated[float, Field(ge=0)] = 400 * 86_400.0  # Who did what.
     prune_every_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0  # The pause between two rounds of the pruner.
     orphan_after_s: Annotated[float, Field(ge=1)] = 3600.0  # An object that no row refers to goes at this age.
     sweep_every_s: Annotated[float, Field(ge=1)] = 600.0  # The pause between two sweeps of the store for such objects.

@@ -242,7 +242,7 @@ def cancel_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> Respo
 
     A job that has ended keeps its status.
     """
-    services.jobs.cancel(job_id, caller.sees)
+    services.jobs.cancel(job_id, caller.sees, by=caller.actor)
     return _answer(asked_job(services, caller, job_id))
 
 
@@ -267,7 +267,10 @@ async def retry_job(
     stage reads, or artifacts of stages that do not run again, are not kept any longer: the message then names a
     stage from which it can go on.
     """
-    await services.intake.retry(job_id, from_stage, caller.sees, caller.limits, may_be_high=caller.may(Scope.PRIORITY))
+    may_be_high = caller.may(Scope.PRIORITY)
+    await services.intake.retry(
+        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor
+    )
     return await run_sync(lambda: _answer(asked_job(services, caller, job_id)))
 
 
@@ -332,7 +335,7 @@ def delete_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> None:
 
     409 while it has not ended: cancel it first.
     """
-    services.jobs.delete(job_id, caller.sees)
+    services.jobs.delete(job_id, caller.sees, by=caller.actor)
 
 
 @router.get(

@@ -34,7 +34,8 @@ async def act_on_matching(services: Services, caller: Caller, verb: Verb, action
     wanted, done = matching_of(caller, verb, action), _Done(verb, action.dry_run)
 
     async def cancel(job_ids: Sequence[str]) -> None:
-        changed = await services.action_threads.run(caller.sees, partial(services.jobs.cancel_all, job_ids))
+        act = partial(services.jobs.cancel_all, job_ids, by=caller.actor)
+        changed = await services.action_threads.run(caller.sees, act)
         done.note_group(job_ids, changed, "the job has ended, or is being cancelled")
 
     async def retry(job_ids: Sequence[str]) -> None:
@@ -43,7 +44,8 @@ async def act_on_matching(services: Services, caller: Caller, verb: Verb, action
             await _noting(done, job_id, _retry(services, caller, job_id, from_stage))
 
     async def delete(job_ids: Sequence[str]) -> None:
-        changed = await services.action_threads.run(caller.sees, partial(services.jobs.delete_all, job_ids))
+        act = partial(services.jobs.delete_all, job_ids, by=caller.actor)
+        changed = await services.action_threads.run(caller.sees, act)
         done.note_group(job_ids, changed, "the job has been deleted or retried meanwhile")
 
     groups: dict[Verb, _Group] = {"cancel": cancel, "retry": retry, "delete": delete}
@@ -74,7 +76,7 @@ async def act_on_chosen(services: Services, caller: Caller, verb: Verb, job_ids:
                 await _noting(done, job_id, _retry(services, caller, job_id, None))
             else:
                 change: Callable[..., None] = partial(_cancel, services) if verb == "cancel" else services.jobs.delete
-                act = partial(change, job_id, caller.sees)
+                act = partial(change, job_id, caller.sees, by=caller.actor)
                 await _noting(done, job_id, services.action_threads.run(caller.sees, act))
         except OmniJobsError as error:
             if done.matched == 0:
@@ -156,15 +158,17 @@ async def _act(
             return done.view(cursor)
 
 
-def _cancel(services: Services, job_id: str, tenant: str | None) -> None:
+def _cancel(services: Services, job_id: str, tenant: str | None, *, by: str) -> None:
     """Cancel a job. Raises NotFound, and Conflict for one that has ended otherwise."""
-    if services.jobs.cancel(job_id, tenant) not in (JobState.CANCELLED, JobState.CANCELLING):
+    if services.jobs.cancel(job_id, tenant, by=by) not in (JobState.CANCELLED, JobState.CANCELLING):
         raise Conflict("the job has ended", field="job_id")
 
 
 async def _retry(services: Services, caller: Caller, job_id: str, from_stage: str | None) -> None:
     may_be_high = caller.may(Scope.PRIORITY)
-    await services.intake.retry(job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high)
+    await services.intake.retry(
+        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor
+    )
 
 
 async def _noting(done: "_Done", job_id: str, act: Awaitable[Any]) -> None:

@@ -1,6 +1,7 @@
 """Routes of stages: pause and resume them, and how good the estimates of their waits have been."""
 
 from collections.abc import Callable
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -20,13 +21,13 @@ def pause_stage(caller: Administrator, name: str, stage: str, services: Services
 
     Jobs are taken as before, and wait. Deadlines and `queue_limit_s` go on. Pausing it again changes nothing.
     """
-    return _changed(services, name, stage, services.jobs.pause)
+    return _changed(services, name, stage, partial(services.jobs.pause, by=caller.actor))
 
 
 @router.post("/pipelines/{name}/stages/{stage}/resume", responses=errors(403, 404, 503))
 def resume_stage(caller: Administrator, name: str, stage: str, services: ServicesDep) -> StagePauseView:
     """Resume a stage: its workers claim again from their next heartbeat on. Resuming it again changes nothing."""
-    answer = _changed(services, name, stage, services.jobs.resume)
+    answer = _changed(services, name, stage, partial(services.jobs.resume, by=caller.actor))
     services.relay.ring([services.pipelines.named(name).queue(stage)])
     return answer
 

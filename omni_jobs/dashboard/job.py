@@ -119,7 +119,8 @@ async def show_request(visit: Looks, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/cancel")
 async def cancel_job(visit: Acts, job_id: JobId) -> Response:
     """Cancel a job. One that has ended keeps its state, which its page shows."""
-    await run_sync(visit.services.jobs.cancel, job_id, visit.caller.sees)
+    cancel = partial(visit.services.jobs.cancel, job_id, visit.caller.sees, by=visit.caller.actor)
+    await run_sync(cancel)
     return visit.moved(f"/jobs/{job_id}")
 
 
@@ -134,6 +135,7 @@ async def retry_job(visit: Acts, job_id: JobId, request: Request) -> Response:
         caller.sees,
         caller.limits,
         may_be_high=caller.may(Scope.PRIORITY),
+        by=caller.actor,
     )
     return visit.moved(f"/jobs/{job_id}")
 

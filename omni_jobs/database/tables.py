@@ -560,6 +560,28 @@ class SessionRow(Base):
     ends_at: Mapped[float] = mapped_column(Seconds, index=True)  # refused from then on
 
 
+class AuditRow(Base):
+    """The row of an action of somebody, which it changed something. Written with the change; pruned after a time.
+
+    It has no foreign key, because it outlives what it names.
+    """
+
+    __tablename__ = "audit"
+    __table_args__ = (
+        Index(None, "at", "id"),
+        Index(None, "tenant", "at", "id"),
+        Index(None, "target", "at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)  # Act.id: the same in each try of its transaction
+    at: Mapped[float] = mapped_column(Seconds)
+    actor: Mapped[str] = mapped_column(NameType)  # Act.actor
+    action: Mapped[str] = mapped_column(String(40))
+    target: Mapped[str] = mapped_column(String(255))  # a job's, key's or tenant's id or name; a stage: pipeline.stage
+    tenant: Mapped[str | None] = mapped_column(String(64))  # whose the target is; None: nobody's, or several tenants'
+    details: Mapped[Any] = mapped_column(JsonText)
+
+
 class WriteCheckRow(Base):
     """The one row that readiness checks write, to know whether writes work. Nobody reads it."""
 

@@ -176,28 +176,30 @@ class Intake:
         limits: Limits = NO_LIMITS,
         *,
         may_be_high: bool = True,
+        by: str | None = None,
     ) -> None:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
         ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
-        a job of high priority. Raises MissingScope, LimitReached, and the errors of ``Jobs.retry``.
+        a job of high priority. ``by`` is the actor whom the audit names. Raises MissingScope, LimitReached, and the
+        errors of ``Jobs.retry``.
         """
         try:
-            await self._retry(job_id, from_stage, tenant, limits, may_be_high)
+            await self._retry(job_id, from_stage, tenant, limits, may_be_high, by)
         except OmniJobsError as error:
             self._observers.tell(IntakeObserver.retried, job_id, error)
             raise
         self._observers.tell(IntakeObserver.retried, job_id, None)
 
     async def _retry(
-        self, job_id: str, from_stage: str | None, tenant: str | None, limits: Limits, may_be_high: bool
+        self, job_id: str, from_stage: str | None, tenant: str | None, limits: Limits, may_be_high: bool, by: str | None
     ) -> None:
         job = await run_sync(self._jobs.get, job_id, tenant)
         if job.priority is Priority.HIGH and not may_be_high:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")
         with ExitStack() as stack:
             reservation = await self._room.take_for_retry(job, limits, stack)
-            queues = await run_sync(lambda: self._jobs.retry(job_id, from_stage, self._artifacts_of(job)))
+            queues = await run_sync(lambda: self._jobs.retry(job_id, from_stage, self._artifacts_of(job), by=by))
             reservation.taken = 1
         self._relay.ring(queues)
 
@@ -253,7 +255,7 @@ class Intake:
             [job] = taken.jobs
             if isinstance(job, OmniJobsError):
                 raise job
-            result = await run_sync(self._jobs.fork, job)
+            result = await run_sync(lambda: self._jobs.fork(job, by=fork.caller.actor))
             if result.created:
                 taken.made(job)
         self._relay.ring(result.queues)

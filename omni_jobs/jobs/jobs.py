@@ -15,11 +15,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from omni_jobs.database.audit import act as new_act
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.identity import StageId
 from omni_jobs.jobs.crew import lease, rescue, sample
 from omni_jobs.jobs.crew.rescue import DatabasePresence
-from omni_jobs.jobs.keep import usage
+from omni_jobs.jobs.keep import audit, usage
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stage_samples import StageName, Standing
@@ -31,8 +33,9 @@ from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.report import withdraw
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
-from omni_jobs.jobs.order.paused_stages import pause, paused_stages, resume
+from omni_jobs.jobs.order import paused_stages as paused
 from omni_jobs.jobs.read import calibrate, job_view, watched
+from omni_jobs.jobs.read.audit import acts
 from omni_jobs.jobs.read.calibrate import calibrations
 from omni_jobs.jobs.read.counts import counts, jobs_in_progress, media_bytes, queued_jobs
 from omni_jobs.jobs.read.error_kinds import error_counts, error_kinds
@@ -144,30 +147,41 @@ class Jobs:
         """
         return self._db.run(lambda tx: report.report(tx, reports, self._prune_after_s))
 
-    def cancel(self, job_id: str, tenant: str | None = None) -> JobState:
-        """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``."""
-        return self._db.run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant)))
+    def cancel(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> JobState:
+        """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``.
 
-    def retry(self, job_id: str, from_stage: str | None = None, artifacts: Mapping[str, str] | None = None) -> set[str]:
+        ``by``, here and below, is the actor whom the audit is to name (``omni_jobs.database.audit.Act``); None: nobody.
+        """
+        act = new_act(by, "cancel")
+        return self._db.run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant), act))
+
+    def retry(
+        self,
+        job_id: str,
+        from_stage: str | None = None,
+        artifacts: Mapping[str, str] | None = None,
+        *,
+        by: str | None = None,
+    ) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
 
         :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises.
         """
-        token = secrets.token_hex(8)  # the same in each try of the transaction
+        token, act = secrets.token_hex(8), new_act(by, "retry")  # the same in each try of the transaction
         return self._db.run(
-            lambda tx: retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, self._only_known_tenants)
+            lambda tx: retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, self._only_known_tenants, act)
         )
 
     withdraw = _writes(withdraw)
     origin = _reads(fork_job.origin)
 
-    def fork(self, job: NewJob) -> SubmitResult:
+    def fork(self, job: NewJob, *, by: str | None = None) -> SubmitResult:
         """Write a job that takes over the earlier stages of another one, and return its result.
 
         :func:`omni_jobs.jobs.life.fork_job.fork` says which, and what it raises.
         """
-        rows = submit.rows_of(job)
-        return self._db.run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants))
+        rows, act = submit.rows_of(job), new_act(by, "fork")
+        return self._db.run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants, act))
 
     abandoned = _reads(abandoned)
 
@@ -222,20 +236,21 @@ class Jobs:
 
         self._db.run(transaction)
 
-    def delete(self, job_id: str, tenant: str | None = None) -> None:
+    def delete(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.
 
         A repeated call with a ``tenant`` raises NotFound too, because nothing tells whose the job was.
         """
-        self._db.run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant)))
+        act = new_act(by, "delete")
+        self._db.run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant), act))
 
-    def cancel_all(self, job_ids: Sequence[str]) -> set[str]:
+    def cancel_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids."""
-        return self._of_any_try(partial(report.cancel_all, job_ids=job_ids))
+        return self._of_any_try(partial(report.cancel_all, job_ids=job_ids, act=new_act(by, "cancel")))
 
-    def delete_all(self, job_ids: Sequence[str]) -> set[str]:
+    def delete_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Delete those of these jobs that have ended, in one transaction, and return their ids."""
-        return self._of_any_try(partial(delete_jobs, job_ids=job_ids))
+        return self._of_any_try(partial(delete_jobs, job_ids=job_ids, act=new_act(by, "delete")))
 
     def _of_any_try(self, verb: Callable[[Connection], set[str]]) -> set[str]:
         """Return the ids that any try of a transaction returned, because one whose answer was lost may have done it."""
@@ -258,9 +273,15 @@ class Jobs:
 
     # A stage's pause.
 
-    pause = _writes(pause)
-    resume = _writes(resume)
-    paused_stages = _reads(paused_stages)
+    def pause(self, stage: StageId, *, by: str | None = None) -> None:
+        """Pause a stage, as :func:`omni_jobs.jobs.order.paused_stages.pause` says."""
+        self._db.run(partial(paused.pause, stage=stage, act=new_act(by, "pause")))
+
+    def resume(self, stage: StageId, *, by: str | None = None) -> None:
+        """End a stage's pause, as :func:`omni_jobs.jobs.order.paused_stages.resume` says."""
+        self._db.run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
+
+    paused_stages = _reads(paused.paused_stages)
 
     # The rescuer's rounds.
 
@@ -295,6 +316,7 @@ class Jobs:
     forget_garbage = _writes(forget_garbage)
     orphans = _reads(orphans)
     prune_usage = _writes(usage.prune)
+    prune_audit = _writes(audit.prune)
     still_shared = _reads(still_shared)
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
@@ -322,6 +344,7 @@ class Jobs:
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
     stage_samples = _reads(stage_samples)
+    acts = _reads(acts)
     error_kinds = _reads(error_kinds)
     error_counts = _reads(error_counts)
     workers = _reads(lease.workers)

@@ -51,6 +51,7 @@ class PrunerPass:
     orphans: int = 0  # objects that no row referred to
     sessions: int = 0  # of browsers, that had ended
     days: int = 0  # of long ago, with what a stage used of one tenant's
+    acts: int = 0  # of the audit
 
 
 class Pruner(Rounds):
@@ -73,6 +74,7 @@ class Pruner(Rounds):
         self._store = store
         self._retention = Retention.of(settings)
         self._keep_usage_s = settings.keep_usage_s
+        self._keep_audit_s = settings.keep_audit_s
         self._sweep_every_s = settings.sweep_every_s
         self._orphan_after_s = settings.orphan_after_s
         # The kinds of owners of objects, by the beginning of their keys: what tells the orphans among such keys.
@@ -87,6 +89,7 @@ class Pruner(Rounds):
         if time.monotonic() >= self._hasten_at:
             self.hasten()
             self._jobs.prune_usage(self._keep_usage_s)
+            self._prune_audit()
             self._hasten_at = time.monotonic() + self._sweep_every_s
         pruned = self.prune()
         objects = self.collect()
@@ -107,8 +110,8 @@ class Pruner(Rounds):
         pruned = self.prune()._asdict()
         del pruned["checked"]
         objects, orphans = self.collect(), sum(self.sweep())
-        days = self._jobs.prune_usage(self._keep_usage_s)
-        return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions(), days=days)
+        others = {"days": self._jobs.prune_usage(self._keep_usage_s), "acts": self._prune_audit()}
+        return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions(), **others)
 
     # Prune
 
@@ -132,6 +135,12 @@ class Pruner(Rounds):
             if not pruned.checked and not pruned.events:
                 break
             total = PruneResult(*map(sum, zip(total, pruned, strict=True)))
+        return total
+
+    def _prune_audit(self) -> int:
+        total = 0
+        while not self._stopped.is_set() and (gone := self._jobs.prune_audit(self._keep_audit_s)):
+            total += gone
         return total
 
     def _prune_sessions(self) -> int:

@@ -1,6 +1,6 @@
 """``Caller``: for whom a request is, what it may do, and which limits bind it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from omni_jobs.identity import DEFAULT_TENANT
@@ -27,6 +27,7 @@ class Caller:
     limits    those of its tenant
     sees_all  whether it sees the jobs of every tenant, because the server does not tell its callers apart
     operates  whether the status shows it the load of all tenants and the workers
+    actor     who it is in the audit (``omni_jobs.database.audit.Act``)
     """
 
     tenant: str = DEFAULT_TENANT
@@ -34,6 +35,7 @@ class Caller:
     limits: Limits = NO_LIMITS
     sees_all: bool = False
     operates: bool = False
+    actor: str = field(default="anyone", compare=False)
 
     @property
     def sees(self) -> str | None:

@@ -136,7 +136,7 @@ class Callers:
         if len(values) > 1:
             raise InvalidRequest("must come once", field=self._header)
         tenant = check_name(values[0], field=self._header)
-        return Caller(tenant, _OF_PROXY, await self._limits.get(tenant, network) or NO_LIMITS)
+        return Caller(tenant, _OF_PROXY, await self._limits.get(tenant, network) or NO_LIMITS, actor="proxy")
 
 
 def _digest_of_key(headers: Headers) -> str | None:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.one_of import one_of
@@ -26,6 +27,7 @@ _KEY = re.compile(r"omni_[A-Za-z0-9_-]{43}")
 _HINT_CHARACTERS = 9  # "omni_" and four more: 24 of the 256 random bits
 _HOUR_S = 3600
 _LONGEST_LIFE_S = 10 * 365 * 86_400.0
+_ACTOR = "command"  # no route makes keys
 
 
 class ApiKeyView(BaseModel):
@@ -61,10 +63,11 @@ def mask_keys(text: str) -> str:
 
 
 def caller_of(row: Any) -> Caller:
-    """Return the caller that has a key, from the key's ``tenant`` and ``scopes`` and the tenant's ``limits``."""
+    """Return the caller that has a key, from its ``id``, ``tenant`` and ``scopes`` and the tenant's ``limits``."""
     # A scope of a later build counts for nothing here.
     scopes = frozenset(scope for scope in Scope if scope.value in row.scopes)
-    return Caller(row.tenant, scopes, Limits.model_validate(row.limits), operates=Scope.ADMIN in scopes)
+    limits = Limits.model_validate(row.limits)
+    return Caller(row.tenant, scopes, limits, operates=Scope.ADMIN in scopes, actor=row.id)
 
 
 class ApiKeys:
@@ -96,7 +99,8 @@ class ApiKeys:
             "hint": key[:_HINT_CHARACTERS],
             "digest": digest_of(key),
         }
-        view = self._db.run(lambda tx: _create(tx, values, expires_in_s))
+        act = Act(_ACTOR, "create_key")
+        view = self._db.run(lambda tx: _create(tx, values, expires_in_s, act))
         return NewApiKey(**view.model_dump(), key=key)
 
     def all(self, tenant: str | None = None) -> Sequence[ApiKeyView]:
@@ -108,7 +112,8 @@ class ApiKeys:
 
     def revoke(self, key_id: str) -> ApiKeyView:
         """Revoke a key, and return it. Every API server refuses it within 5 s. Raises NotFound."""
-        return self._db.run(lambda tx: _revoke(tx, key_id))
+        act = Act(_ACTOR, "revoke_key")
+        return self._db.run(lambda tx: _revoke(tx, key_id, act))
 
     def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
         """Return the callers that present these keys, by digest, each with for how many seconds its key lives on.
@@ -155,7 +160,7 @@ _FOUND = (
 )
 
 
-def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) -> ApiKeyView:
+def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None, act: Act) -> ApiKeyView:
     tenant = select(TenantRow.name).where(TenantRow.name == values["tenant"]).with_for_update(key_share=True)
     if tx.execute(tenant).one_or_none() is None:
         message = f"there is no tenant {values['tenant']!r:.80}: omni-jobs tenants create makes it"
@@ -164,13 +169,17 @@ def _create(tx: Connection, values: dict[str, Any], expires_in_s: float | None) 
     if tx.execute(select(ApiKeyRow.id).where(is_ours)).one_or_none() is None:  # else an earlier try wrote it
         expires_at = None if expires_in_s is None else now() + expires_in_s
         tx.execute(insert(ApiKeyRow).values(**values, created_at=now(), expires_at=expires_at))
+        act.note(tx, values["id"], values["tenant"], name=values["name"], scopes=values["scopes"])
     return ApiKeyView.model_validate(tx.execute(_KEYS.where(is_ours)).one())
 
 
-def _revoke(tx: Connection, key_id: str) -> ApiKeyView:
+def _revoke(tx: Connection, key_id: str, act: Act) -> ApiKeyView:
     is_it = ApiKeyRow.id == key_id
-    tx.execute(update(ApiKeyRow).where(is_it).values(revoked_at=func.coalesce(ApiKeyRow.revoked_at, now())))
+    revoked = update(ApiKeyRow).where(is_it, ApiKeyRow.revoked_at.is_(None)).values(revoked_at=now())
+    is_new = tx.execute(revoked).rowcount > 0
     row = tx.execute(_KEYS.where(is_it)).one_or_none()
     if row is None:
         raise NotFound(f"there is no key {key_id!r:.80}", field="id")
+    if is_new:
+        act.note(tx, key_id, row.tenant, name=row.name)
     return ApiKeyView.model_validate(row)

@@ -65,7 +65,13 @@ class Sessions:
 # Built once, because SQLAlchemy would visit every part of it with every call.
 _FOUND = (
     select(
-        SessionRow.digest, SessionRow.ends_at, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits, now().label("at")
+        SessionRow.digest,
+        SessionRow.ends_at,
+        ApiKeyRow.id,
+        ApiKeyRow.tenant,
+        ApiKeyRow.scopes,
+        TenantRow.limits,
+        now().label("at"),
     )
     .join(ApiKeyRow, ApiKeyRow.id == SessionRow.key_id)
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.one_of import one_of
@@ -15,6 +16,8 @@ from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow, TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
 from omni_jobs.tenants.tenant_limits import Limits, check_limits, check_name, check_weight
+
+_ACTOR = "command"  # no route makes tenants
 
 
 class TenantView(BaseModel):
@@ -39,7 +42,8 @@ class Tenants:
         check_name(name)
         check_weight(weight)
         checked = check_limits(limits or {})
-        return self._db.run(lambda tx: _create(tx, name, weight, checked))
+        act = Act(_ACTOR, "create_tenant")
+        return self._db.run(lambda tx: _create(tx, name, weight, checked, act))
 
     def all(self) -> Sequence[TenantView]:
         """Return all tenants, sorted by name."""
@@ -61,30 +65,33 @@ class Tenants:
             check_weight(weight)
         given = dict(limits or {})
         check_limits({limit: number for limit, number in given.items() if number is not None})
-        return self._db.run(lambda tx: _set(tx, name, weight, given))
+        act = Act(_ACTOR, "set_tenant")
+        return self._db.run(lambda tx: _set(tx, name, weight, given, act))
 
     def delete(self, name: str) -> None:
         """Delete a tenant with its keys. Raises NotFound, and Conflict while it has unfinished jobs.
 
         Its ended jobs stay until they are pruned.
         """
-        self._db.run(lambda tx: _delete(tx, name))
+        act = Act(_ACTOR, "delete_tenant")
+        self._db.run(lambda tx: _delete(tx, name, act))
 
 
 _TENANTS = select(TenantRow.name, TenantRow.weight, TenantRow.limits, TenantRow.created_at)
 _LIMITS = select(TenantRow.name, TenantRow.limits).where(one_of(TenantRow.name, bindparam("names")))
 
 
-def _create(tx: Connection, name: str, weight: float, limits: Limits) -> TenantView:
+def _create(tx: Connection, name: str, weight: float, limits: Limits, act: Act) -> TenantView:
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     values = {"name": name, "weight": weight, "limits": limits.model_dump(exclude_none=True), "created_at": now()}
     made = insert(TenantRow).values(values).on_conflict_do_nothing().returning(TenantRow.name)
     if tx.execute(made).one_or_none() is None:
         raise Conflict(f"there is a tenant {name} already", field="name")
+    act.note(tx, name, name, weight=weight, limits=limits.model_dump(exclude_none=True))
     return _get(tx, name)
 
 
-def _set(tx: Connection, name: str, weight: float | None, limits: Mapping[str, int | None]) -> TenantView:
+def _set(tx: Connection, name: str, weight: float | None, limits: Mapping[str, int | None], act: Act) -> TenantView:
     before = _get(tx, name)
     kept = before.limits.model_dump() | dict(limits)
     values = {
@@ -92,10 +99,11 @@ def _set(tx: Connection, name: str, weight: float | None, limits: Mapping[str, i
         "limits": {limit: number for limit, number in kept.items() if number is not None},
     }
     tx.execute(update(TenantRow).where(TenantRow.name == name).values(values))
+    act.note(tx, name, name, **values)
     return _get(tx, name)
 
 
-def _delete(tx: Connection, name: str) -> None:
+def _delete(tx: Connection, name: str, act: Act) -> None:
     # Waits for submits that go on, which hold these rows; later ones wait, and then find no tenant.
     tx.execute(select(TurnRow.pipeline).where(TurnRow.tenant == name).order_by(TurnRow.pipeline).with_for_update())
     _get(tx, name)
@@ -106,6 +114,7 @@ def _delete(tx: Connection, name: str) -> None:
         raise Conflict(f"tenant {name} has {jobs} unfinished jobs: wait for them, or cancel them", field="name")
     tx.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant == name))
     tx.execute(delete(TenantRow).where(TenantRow.name == name))
+    act.note(tx, name, name)
 
 
 def _get(tx: Connection, name: str) -> TenantView:

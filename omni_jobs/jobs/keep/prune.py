@@ -25,6 +25,7 @@ from sqlalchemy import (
     update,
 )
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import AnyRow, Statements, listed
@@ -172,32 +173,40 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
-def delete_jobs(tx: Connection, job_ids: Sequence[str]) -> set[str]:
+def delete_jobs(tx: Connection, job_ids: Sequence[str], act: Act | None = None) -> set[str]:
     """Delete those of these jobs that have ended, as ``delete_job`` does, and return their ids."""
     has_ended = reduce(operator.or_, (state_seen(JobRow.state, state) for state in JobState if state.is_final))
-    query = select(JobRow.id).where(one_of(JobRow.id, _ids), has_ended).order_by(JobRow.id).with_for_update()
-    ended = list(tx.execute(query, {"ids": listed(job_ids)}).scalars())
+    columns = (JobRow.id, JobRow.tenant)
+    query = select(*columns).where(one_of(JobRow.id, _ids), has_ended).order_by(JobRow.id).with_for_update()
+    found = tx.execute(query, {"ids": listed(job_ids)}).all()
+    ended = [row.id for row in found]
     before = stored_bytes.of_jobs(tx, ended)
     _delete(tx, ended)
     stored_bytes.add(tx, stored_bytes.change(before, {}))
+    if act is not None and ended:
+        tenants = {row.tenant for row in found}
+        act.note(tx, ended[0], tenants.pop() if len(tenants) == 1 else None, job_ids=ended)
     return set(ended)
 
 
-def delete_job(tx: Connection, job_id: str) -> None:
+def delete_job(tx: Connection, job_id: str, act: Act | None = None) -> None:
     """Delete a job with its events, and note its objects as garbage. Raises NotFound, and Conflict before its end.
 
     A repeated call returns without an error until the pruner has deleted the objects.
     """
-    state = None
+    job = None
     if job_id.isprintable():
-        state = tx.execute(select(JobRow.state).where(JobRow.id == job_id).with_for_update()).scalar_one_or_none()
+        query = select(JobRow.state, JobRow.tenant).where(JobRow.id == job_id).with_for_update()
+        job = tx.execute(query).one_or_none()
         is_garbage = exists().where(GarbageRow.owner == job_id, GarbageRow.what == job_prefix(job_id))
-        if state is None and tx.execute(select(is_garbage)).scalar_one():
+        if job is None and tx.execute(select(is_garbage)).scalar_one():
             return  # deleted a moment ago, perhaps by an earlier try of this transaction
-    if state is None:
+    if job is None:
         raise NotFound(f"there is no job {job_id!r}", field="job_id")
-    if not JobState(state).is_final:
-        raise Conflict(f"job {job_id} is {state}: cancel it first", field="job_id")
+    if not JobState(job.state).is_final:
+        raise Conflict(f"job {job_id} is {job.state}: cancel it first", field="job_id")
     before = stored_bytes.of_jobs(tx, [job_id])
     _delete(tx, [job_id])
     stored_bytes.add(tx, stored_bytes.change(before, {}))
+    if act is not None:
+        act.note(tx, job_id, job.tenant)

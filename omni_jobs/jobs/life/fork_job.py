@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.statement import Statements, listed
 from omni_jobs.database.tables import ArtifactRow, ForkRow, JobRow, StageRunRow
 from omni_jobs.errors import Conflict, NotFound, OmniJobsError
@@ -70,7 +71,9 @@ def origin(tx: Connection, job_id: str, tenant: str | None = None) -> Origin:
     )
 
 
-def fork(tx: Connection, rows: submit.JobRows, only_known_tenants: bool = False) -> SubmitResult:
+def fork(
+    tx: Connection, rows: submit.JobRows, only_known_tenants: bool = False, act: Act | None = None
+) -> SubmitResult:
     """Write a job that takes over stages of another one, as its ``reuse`` says, and return its result.
 
     The other job may run; it stays as it is. As in a submit, the result is the job that has the idempotency key
@@ -94,6 +97,8 @@ def fork(tx: Connection, rows: submit.JobRows, only_known_tenants: bool = False)
     _take_over(tx, job, reuse, runs)
     stored = stored_bytes.of_jobs(tx, [job.job_id])[job.tenant]
     stored_bytes.add(tx, {job.tenant: stored - rows.stored_bytes})
+    if act is not None:
+        act.note(tx, reuse.job_id, job.tenant, fork=job.job_id)
     return SubmitResult(job.job_id, True, result.queues)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select, update
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ArtifactRow, AttemptErrorRow, JobRow
@@ -132,17 +133,20 @@ def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence
     return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}))
 
 
-def cancel_all(tx: Connection, job_ids: Sequence[str]) -> set[str]:
+def cancel_all(tx: Connection, job_ids: Sequence[str], act: Act | None = None) -> set[str]:
     """Cancel those of these jobs that are queued or in progress, as ``cancel`` does, and return their ids."""
     transition = JobTransition(tx, job_ids)
     active = {job_id for job_id, state in transition.states.items() if state in ACTIVE}
     if active:
         transition.stop(dict.fromkeys(active))
         transition.write()
+        if act is not None:
+            first, *_ = in_order = sorted(active)
+            act.note(tx, first, transition.only_tenant(active), job_ids=in_order)
     return active
 
 
-def cancel(tx: Connection, job_id: str) -> JobState:
+def cancel(tx: Connection, job_id: str, act: Act | None = None) -> JobState:
     """Cancel a job, and return its state afterwards. Raises NotFound.
 
     Its waiting stage runs are cancelled at once. While one runs, the job is ``cancelling``, until its worker has
@@ -153,6 +157,8 @@ def cancel(tx: Connection, job_id: str) -> JobState:
     if transition.states[job_id] in ACTIVE:
         transition.stop({job_id: None})
         transition.write()
+        if act is not None:
+            act.note(tx, job_id, transition.only_tenant([job_id]))
     return transition.states[job_id]
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.tables import (
     RETRY_TOKEN,
     ArtifactRow,
@@ -80,6 +81,7 @@ def retry(
     artifacts: Mapping[str, str],
     retry_token: str,
     only_known_tenants: bool = False,
+    act: Act | None = None,
 ) -> set[str]:
     """Run an ended job again, and return the queues to ring.
 
@@ -123,6 +125,8 @@ def retry(
         QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
         queues = {run.queue for run in ready}
     stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
+    if act is not None:
+        act.note(tx, job_id, transition.only_tenant([job_id]), from_stage=from_stage)
     return queues
 
 

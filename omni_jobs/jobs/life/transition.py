@@ -132,6 +132,11 @@ class JobTransition:
         """Return the stage runs of a locked job, sorted by id."""
         return self._runs_of_job[job_id]
 
+    def only_tenant(self, job_ids: Iterable[str]) -> str | None:
+        """Return the tenant of these locked jobs; None if they are of several."""
+        tenants = {self._tenants[job_id] for job_id in job_ids}
+        return tenants.pop() if len(tenants) == 1 else None
+
     def find(self, state: StageRunState, stage_run_id: int, attempt: int, worker_id: str) -> Run | None:
         """Return the stage run if it is in this state, at this attempt and owned by this worker; else None."""
         run = self.runs.get(stage_run_id)

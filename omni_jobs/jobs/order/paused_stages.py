@@ -6,24 +6,34 @@ heartbeat.
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, select
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.clock import now
-from omni_jobs.database.insert import insert_unless_there
+from omni_jobs.database.insert import insert_or
 from omni_jobs.database.tables import PausedStageRow
 from omni_jobs.identity import StageId
 
 
-def pause(tx: Connection, stage: StageId) -> None:
+def pause(tx: Connection, stage: StageId, act: Act | None = None) -> None:
     """Pause a stage: its workers claim nothing more, each after its next renewal at the latest.
 
     A stage that is paused already keeps the time of its first pause. What its workers run goes on, and so do deadlines.
     Stages need no row, so the caller checks that there is such a stage.
     """
-    insert_unless_there(tx, PausedStageRow, pipeline=stage.pipeline.name, stage=stage.stage, at=now())
+    values = {"pipeline": stage.pipeline.name, "stage": stage.stage, "at": now()}
+    new = insert_or(tx, PausedStageRow).values(**values).on_conflict_do_nothing().returning(PausedStageRow.stage)
+    if tx.execute(new).first() is not None:
+        _note(tx, act, stage)
 
 
-def resume(tx: Connection, stage: StageId) -> None:
+def resume(tx: Connection, stage: StageId, act: Act | None = None) -> None:
     """End a stage's pause, if there is one. The caller rings the stage's queue."""
-    tx.execute(delete(PausedStageRow).where(*_is_of(stage)))
+    if tx.execute(delete(PausedStageRow).where(*_is_of(stage))).rowcount:
+        _note(tx, act, stage)
+
+
+def _note(tx: Connection, act: Act | None, stage: StageId) -> None:
+    if act is not None:
+        act.note(tx, f"{stage.pipeline.name}.{stage.stage}", None)
 
 
 def paused_stages(tx: Connection) -> dict[tuple[str, str], float]:

@@ -177,11 +177,11 @@ def test_an_outage_in_the_middle_says_what_was_done(api: ApiServer, monkeypatch:
     cancel_all = api.services.jobs.cancel_all
     calls: list[Sequence[str]] = []
 
-    def breaks(job_ids: Sequence[str]) -> set[str]:
+    def breaks(job_ids: Sequence[str], *, by: str) -> set[str]:
         calls.append(job_ids)
         if len(calls) > 1:
             raise DatabaseUnavailable("away")
-        return cancel_all(job_ids)
+        return cancel_all(job_ids, by=by)
 
     monkeypatch.setattr(api.services.jobs, "cancel_all", breaks)
     result = acted(api, "cancel", {"pipeline": "echo"})

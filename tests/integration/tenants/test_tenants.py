@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError, Unauthenticated
 from omni_jobs.jobs import Jobs, SubmitResult
@@ -145,7 +146,7 @@ def test_a_first_submit_waits_for_who_deletes_its_tenant(database: Database, ten
     tenants.create("acme")
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as tx:
-            tenant_store._delete(tx, "acme")
+            tenant_store._delete(tx, "acme", Act("command", "delete_tenant"))
             submitted = pool.submit(submit_one, jobs, new_job(tenant="acme"))
             wait([submitted], 1.0)
         with pytest.raises(Unauthenticated):
