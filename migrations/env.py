@@ -5,11 +5,11 @@ A revision that has been released is never changed: the next one changes the tab
 
 from alembic import context
 
-from omni_jobs.database.tables import Base
+from omni_jobs.database.seen_tables import SCHEMA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=SCHEMA,
     transactional_ddl=True,
     render_as_batch=True,
 )

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
-from omni_jobs.database.tables import AuditRow
+from omni_jobs.database.seen_tables import AuditRow
 
-Action = Literal[
+ActKind = Literal[
     "cancel",
     "retry",
     "delete",
@@ -35,7 +35,7 @@ class Act:
     """
 
     actor: str
-    action: Action
+    action: ActKind
     id: str = field(default_factory=lambda: f"act-{time.time_ns():016x}{secrets.token_hex(8)}")
 
     def note(self, tx: Connection, target: str, tenant: str | None, **details: Any) -> None:
@@ -48,6 +48,6 @@ class Act:
         insert_unless_there(tx, AuditRow, id=self.id, at=now(), **values)
 
 
-def act(actor: str | None, action: Action) -> Act | None:
+def act(actor: str | None, action: ActKind) -> Act | None:
     """Return an action of somebody; None where the system itself acts, which no audit notes."""
     return None if actor is None else Act(actor, action)

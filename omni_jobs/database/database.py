@@ -12,9 +12,10 @@ from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
 from omni_jobs.database.clock import now
 from omni_jobs.database.database_observer import DatabaseObserver
 from omni_jobs.database.postgresql import PostgreSQL
+from omni_jobs.database.seen_tables import SCHEMA
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
-from omni_jobs.database.tables import Base, WriteCheckRow
+from omni_jobs.database.tables import WriteCheckRow
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.observers import Observers
 
@@ -178,7 +179,7 @@ class Database:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"
             )
-        if lacking := sorted(Base.metadata.tables.keys() - names):
+        if lacking := sorted(SCHEMA.tables.keys() - names):
             raise DatabaseUnavailable(f"the database lacks the table {lacking[0]}: restore it from a backup")
 
     def check_writes(self) -> None:

@@ -426,54 +426,6 @@ class WorkerRow(Base):
     stats: Mapped[Any | None] = mapped_column(JsonText)
 
 
-class StageSampleRow(Base):
-    """The row of a sample: what a stage's workers counted in ``step_s`` seconds from ``at``, and how it stood.
-
-    Written by the sampler, which deletes it after a day (10 s) or 30 days (5 minutes).
-    """
-
-    __tablename__ = "stage_samples"
-    __table_args__ = (Index(None, "step_s", "at"),)
-
-    step_s: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # 10 or 300
-    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
-    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
-    at: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)  # since 1970, UTC
-    span_s: Mapped[float] = mapped_column(Double)  # the time in which the counts were made
-    queued: Mapped[float] = mapped_column(Double)  # this and the next five: Standing, in the mean over the time
-    running: Mapped[float] = mapped_column(Double)
-    pending: Mapped[float] = mapped_column(Double)
-    workers: Mapped[float] = mapped_column(Double)
-    loading: Mapped[float] = mapped_column(Double)
-    slots: Mapped[float] = mapped_column(Double)
-    stats: Mapped[Any] = mapped_column(JsonText)  # StageStats.to_json()
-
-
-class SampledWorkerRow(Base):
-    """The row of what of a worker's counts is in samples. Written by the sampler, and as the worker's row goes.
-
-    Removed with the sample that takes the worker's last counts.
-    """
-
-    __tablename__ = "sampled_workers"
-
-    worker_id: Mapped[str] = mapped_column(String(200), primary_key=True)
-    pipeline: Mapped[str] = mapped_column(NameType)
-    stage: Mapped[str] = mapped_column(NameType)
-    sampled: Mapped[Any | None] = mapped_column(JsonText)  # StageStats as of the last sample; None: in none yet
-    final: Mapped[Any | None] = mapped_column(JsonText)  # WorkerStats as its row went; None: the row is there
-    at: Mapped[float] = mapped_column(Seconds)  # of the last change
-
-
-class SamplingRow(Base):
-    """The one row that says when the last sample was taken. Its lock lets one sampler at a time take one."""
-
-    __tablename__ = "samplings"
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    at: Mapped[float] = mapped_column(Seconds)
-
-
 class PausedStageRow(Base):
     """The row of a stage of which no worker claims anything. Written by a pause, removed by a resume."""
 
@@ -560,28 +512,6 @@ class SessionRow(Base):
     ends_at: Mapped[float] = mapped_column(Seconds, index=True)  # refused from then on
 
 
-class AuditRow(Base):
-    """The row of an action of somebody, which it changed something. Written with the change; pruned after a time.
-
-    It has no foreign key, because it outlives what it names.
-    """
-
-    __tablename__ = "audit"
-    __table_args__ = (
-        Index(None, "at", "id"),
-        Index(None, "tenant", "at", "id"),
-        Index(None, "target", "at", "id"),
-    )
-
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)  # Act.id: the same in each try of its transaction
-    at: Mapped[float] = mapped_column(Seconds)
-    actor: Mapped[str] = mapped_column(NameType)  # Act.actor
-    action: Mapped[str] = mapped_column(String(40))
-    target: Mapped[str] = mapped_column(String(255))  # a job's, key's or tenant's id or name; a stage: pipeline.stage
-    tenant: Mapped[str | None] = mapped_column(String(64))  # whose the target is; None: nobody's, or several tenants'
-    details: Mapped[Any] = mapped_column(JsonText)
-
-
 class WriteCheckRow(Base):
     """The one row that readiness checks write, to know whether writes work. Nobody reads it."""
 
@@ -649,31 +579,6 @@ class StoredBytesRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     part: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     bytes: Mapped[int] = mapped_column(BigInteger)  # of one part it may be below 0
-
-
-class UsageDayRow(Base):
-    """The row of what a stage's attempts that ended on one day have used, of one tenant's jobs.
-
-    ``omni_jobs.jobs.keep.usage`` explains it. Of one day there are several, as of stored bytes. All amounts are floats,
-    because no sum of those overflows.
-    """
-
-    __tablename__ = "usage_days"
-
-    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
-    day: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, index=True)  # since 1970, UTC
-    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
-    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
-    part: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    attempts: Mapped[float] = mapped_column(Double)  # this and all that follow: the fields of UsageView
-    worker_s: Mapped[float] = mapped_column(Double)
-    device_s: Mapped[float] = mapped_column(Double)
-    prompt_tokens: Mapped[float] = mapped_column(Double)
-    completion_tokens: Mapped[float] = mapped_column(Double)
-    heard_s: Mapped[float] = mapped_column(Double)
-    sound_s: Mapped[float] = mapped_column(Double)
-    pictures: Mapped[float] = mapped_column(Double)
-    frames: Mapped[float] = mapped_column(Double)
 
 
 Base.registry.configure()  # all rows, as the module is loaded: else the first query of a process does it

@@ -3,7 +3,7 @@
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
-from omni_jobs.jobs.keep.stage_samples import COARSE_S, FINE_S, StageName, StageSample, Standing
+from omni_jobs.jobs.keep.stage_samples import COARSE_S, FINE_S, StageName, StageSample, StageStanding
 from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
@@ -80,7 +80,7 @@ __all__ = [
     "SlotHolder",
     "StageName",
     "StageSample",
-    "Standing",
+    "StageStanding",
     "StoredArtifact",
     "StoredSnapshot",
     "SubmitResult",

@@ -9,9 +9,10 @@ from sqlalchemy import Connection, func, select, update
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
-from omni_jobs.database.tables import SamplingRow, WorkerRow
+from omni_jobs.database.seen_tables import SamplingRow
+from omni_jobs.database.tables import WorkerRow
 from omni_jobs.jobs.keep import stage_samples
-from omni_jobs.jobs.keep.stage_samples import FINE_S, StageName, StageSample, Standing
+from omni_jobs.jobs.keep.stage_samples import FINE_S, StageName, StageSample, StageStanding
 from omni_jobs.jobs.read.counts import counts
 from omni_jobs.metrics.stage_stats import StageStats
 from omni_jobs.states import StageRunState
@@ -26,7 +27,7 @@ def is_due(tx: Connection) -> bool:
     return _is_due(tx.execute(_LAST).scalar_one_or_none(), at)
 
 
-def standings(tx: Connection) -> dict[StageName, Standing]:
+def standings(tx: Connection) -> dict[StageName, StageStanding]:
     """Return how the stages stand that have a worker, or stage runs that have not ended."""
     found: dict[StageName, dict[str, float]] = {}
     states = {StageRunState.QUEUED: "queued", StageRunState.RUNNING: "running", StageRunState.PENDING: "pending"}
@@ -37,10 +38,10 @@ def standings(tx: Connection) -> dict[StageName, Standing]:
     for row in tx.execute(query.where(WorkerRow.lease_until > now()).group_by(*columns)):
         of_stage = found.setdefault(StageName(row.pipeline, row.stage), {})
         of_stage |= {"loading": row.workers} if row.loading else {"workers": row.workers, "slots": row.slots}
-    return {name: Standing(**{key: float(value) for key, value in each.items()}) for name, each in found.items()}
+    return {name: StageStanding(**{key: float(value) for key, value in each.items()}) for name, each in found.items()}
 
 
-def sample(tx: Connection, standing: Mapping[StageName, Standing]) -> bool:
+def sample(tx: Connection, standing: Mapping[StageName, StageStanding]) -> bool:
     """Take the sample of these ten seconds, unless somebody has, and return whether it did.
 
     ``standing``: how the stages stand, read a moment ago, so that no writer waits while they are counted. Counts of a
@@ -58,7 +59,7 @@ def sample(tx: Connection, standing: Mapping[StageName, Standing]) -> bool:
     stage_samples.add(
         tx,
         [
-            StageSample(name, began, span_s, standing.get(name, Standing()), gained.get(name, StageStats()))
+            StageSample(name, began, span_s, standing.get(name, StageStanding()), gained.get(name, StageStats()))
             for name in sorted({*standing, *(name for name, stats in gained.items() if stats != StageStats())})
         ],
     )

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, select
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.tables import AuditRow
+from omni_jobs.database.seen_tables import AuditRow
 
 PRUNED_AT_ONCE: Final = 5000
 

@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, sel
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_or
-from omni_jobs.database.tables import SampledWorkerRow, StageSampleRow, WorkerRow
+from omni_jobs.database.seen_tables import SampledWorkerRow, StageSampleRow
+from omni_jobs.database.tables import WorkerRow
 from omni_jobs.metrics.stage_stats import StageStats
 
 FINE_S: Final = 10
@@ -34,7 +35,7 @@ class StageName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StageStanding:
     """How a stage stands at a moment; in a row of several samples, in the mean."""
 
     queued: float = 0.0  # stage runs
@@ -44,10 +45,10 @@ class Standing:
     loading: float = 0.0  # workers that load it
     slots: float = 0.0  # of the workers that have loaded it
 
-    def mean(self, share: float, other: "Standing") -> "Standing":
+    def mean(self, share: float, other: "StageStanding") -> "StageStanding":
         """Return the mean of both, of which this one has ``share``."""
         mine, others = asdict(self), asdict(other)
-        return Standing(**{name: share * mine[name] + (1 - share) * others[name] for name in mine})
+        return StageStanding(**{name: share * mine[name] + (1 - share) * others[name] for name in mine})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class StageSample:
     name: StageName
     at: int  # seconds since 1970
     span_s: float  # the time of its counts: more than a step after a time in which nobody sampled
-    standing: Standing
+    standing: StageStanding
     stats: StageStats
 
     def plus(self, later: "StageSample") -> "StageSample":
@@ -165,7 +166,7 @@ def _row(step_s: int, sample: StageSample) -> dict[str, Any]:
 
 def sample_of(row: Any) -> StageSample:
     """Return the sample of a row of ``stage_samples``."""
-    standing = Standing(**{name: getattr(row, name) for name in Standing.__dataclass_fields__})
+    standing = StageStanding(**{name: getattr(row, name) for name in StageStanding.__dataclass_fields__})
     return StageSample(StageName(row.pipeline, row.stage), row.at, row.span_s, standing, StageStats.of(row.stats))
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from omni_jobs.database.clock import now
+from omni_jobs.database.seen_tables import UsageDayRow
 from omni_jobs.database.statement import Statements
-from omni_jobs.database.tables import UsageDayRow
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.views import UsageReport, UsageRow, UsageView, sum_usage

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, and_, or_, select
 
-from omni_jobs.database.tables import AuditRow
+from omni_jobs.database.seen_tables import AuditRow
 from omni_jobs.errors import InvalidRequest
 
 MOST_ACTS: Final = 1000

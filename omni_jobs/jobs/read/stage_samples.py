@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, select
 
-from omni_jobs.database.tables import StageSampleRow
+from omni_jobs.database.seen_tables import StageSampleRow
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.keep.stage_samples import StageSample, sample_of
 
