@@ -1,12 +1,13 @@
 """The ledger on a real database that sometimes does not answer."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select, text, update
 
 from omni_jobs.database.database import Database
 from omni_jobs.database.tables import WorkerRow
@@ -40,6 +41,7 @@ from omni_jobs.jobs import (
     Wishes,
     new_job_id,
 )
+from omni_jobs.metrics.stage_stats import StageStats, WorkerStats
 from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState, StageRunState
@@ -65,6 +67,10 @@ class FlakyJobs(Jobs):
     bug: str | None = None  # the method that meets one
     away = False  # the database, for renewals, claims and ends
 
+    def __init__(self, db: Database) -> None:
+        super().__init__(db)
+        self.counts: list[Mapping[str, Any] | None] = []  # that renewals brought
+
     def _pass(self) -> None:
         self.transactions += 1
         if self.outages:
@@ -75,11 +81,15 @@ class FlakyJobs(Jobs):
         if self.away:
             raise DatabaseUnavailable
 
-    def renew(self, worker_id: str, lease_s: float, run_s: float | None = None) -> Renewal:
+    def renew(
+        self, worker_id: str, lease_s: float, run_s: float | None = None, stats: Mapping[str, Any] | None = None
+    ) -> Renewal:
         if self.bug == "renew":
             raise RuntimeError("a bug")
         self._reach()
-        return super().renew(worker_id, lease_s, run_s)
+        renewal = super().renew(worker_id, lease_s, run_s, stats)
+        self.counts.append(stats)
+        return renewal
 
     def report_progress(self, reports: Sequence[ProgressReport], pieces: Sequence[TextPiece] = ()) -> None:
         if self.bug == "report_progress":
@@ -117,9 +127,13 @@ class Heard(LedgerObserver):
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+        self.renewals = 0
 
     def claimed(self, claims: Sequence[Claim]) -> None:
         self._note("claimed", [claim.stage_run_id for claim in claims])
+
+    def renewed(self) -> None:
+        self.renewals += 1
 
     def ended(self, reports: Sequence[Report], outcomes: Sequence[Outcome]) -> None:
         self._note("ended", [report.stage_run_id for report in reports], [outcome.won for outcome in outcomes])
@@ -155,6 +169,7 @@ class Bench:
         self.fenced: list[Fenced] = []
         self.unwanted: list[int] = []
         self.pauses: list[bool] = []
+        self.stats: Mapping[str, Any] | None = None  # what the worker has counted
         self.worker = worker or NewWorker(
             f"worker-{uuid4().hex}", "slot", StageId(PipelineId("echo", "d"), "first"), "host", 1, 8, "1"
         )
@@ -168,6 +183,7 @@ class Bench:
             on_pause=self.pauses.append,
             on_fenced=self.fenced.append,
             observers=[self.heard],
+            stats=lambda: self.stats,
         )
 
     async def start(self) -> None:
@@ -232,6 +248,30 @@ async def test_completions_and_the_claim_in_their_place_share_a_transaction(benc
     assert all(outcome.won for outcome in outcomes)
     assert {bench.jobs.get(job_id).status for job_id in ids[:30]} == {JobState.COMPLETED}
     assert (bench.jobs.shared, bench.jobs.transactions) == (1, 2)
+
+
+async def test_renewals_write_counts_that_are_new_and_the_end_writes_the_last(database: Database) -> None:
+    def counted(ends: int) -> Mapping[str, Any]:
+        return WorkerStats(StageStats(ended={"completed": ends})).to_json()
+
+    bench = Bench(database)
+    await bench.start()
+    bench.stats = counted(2)
+    await until(lambda: [worker.ended for worker in bench.jobs.workers()] == [{"completed": 2}])
+    renewals = len(bench.jobs.counts)
+    await until(lambda: len(bench.jobs.counts) > renewals + 2)
+    assert [each for each in bench.jobs.counts if each is not None] == [counted(2)]
+    bench.jobs.away = True
+    bench.stats = counted(3)
+    heard = bench.heard.renewals
+    bench.jobs.away = False
+    await until(lambda: [worker.ended for worker in bench.jobs.workers()] == [{"completed": 3}])
+    assert bench.heard.renewals > heard
+    bench.stats = counted(4)
+    await asyncio.to_thread(bench.ledger.close)
+    with database.begin() as tx:
+        [final] = tx.execute(text("SELECT final FROM sampled_workers")).scalars()
+    assert json.loads(final) == counted(4)
 
 
 async def test_snapshots_of_the_attempts_that_run_are_recorded(bench: Bench) -> None:

@@ -341,9 +341,9 @@ def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
     assert run("migrate").exit_code == 0
     result = run("prune", "--json")
-    assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions, 0 days gone")
+    assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions, 0 days, 0 acts gone")
     assert set(json.loads(result.output)) == {
-        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans", "sessions", "days",
+        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans", "sessions", "days", "acts",
     }  # fmt: skip
 
 
