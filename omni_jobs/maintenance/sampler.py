@@ -26,7 +26,7 @@ class Sampler(Rounds):
     def _work(self) -> None:
         standings = self._jobs.sample()
         if standings is not None:
-            self._metrics.stand(standings)
+            self._metrics.stand(standings.items())
             self._taken_at = time.monotonic()
         elif time.monotonic() - self._taken_at > _OLD_AFTER_S:
-            self._metrics.stand({})
+            self._metrics.stand(())

@@ -1,6 +1,6 @@
 """``RescuerMetrics``: what a rescuer counts and measures."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from prometheus_client import Counter, Gauge
@@ -42,9 +42,9 @@ class RescuerMetrics(ProcessMetrics):
             for name, what in STANDING.items()
         }
 
-    def stand(self, standings: Mapping[tuple[str, str], object]) -> None:
-        """Show how the stages stand: their attributes of the names of STANDING, by (pipeline, stage)."""
+    def stand(self, standings: Collection[tuple[tuple[str, str], object]]) -> None:
+        """Show how stages stand: of each its (pipeline, stage), and a value with the attributes that STANDING names."""
         for name, gauge in self._standing.items():
             gauge.clear()
-            for stage, standing in standings.items():
+            for stage, standing in standings:
                 gauge.labels(*stage).set(getattr(standing, name))
