@@ -46,7 +46,10 @@ class WorkerMetrics(ProcessMetrics):
         self._bytes = self._counter("handoff_bytes", "Bytes of payloads and artifacts, loaded or stored.", "direction")
         self.loaded_bytes, self.stored_bytes = (self._bytes.labels(*self._is_of, name) for name in ("loaded", "stored"))
         self._made = self._counter("made", "What completed attempts took in and made, by the fields of usage.", "what")
-        self.in_flight = self._gauge("in_flight", "Stage runs that this worker holds.").labels(*self._is_of)
+        in_flight = self._gauge("in_flight", "Stage runs that this worker holds.").labels(*self._is_of)
+        in_flight.set_function(lambda: self._in_flight)
+        self._in_flight = 0
+        self._ends: dict[str, Counter] = {}  # the counters of the results there were, because their look-up costs
         self._gauge("slots", "Stage runs that this worker may hold at once.").labels(*self._is_of).set(slots)
         self._renewed_at: float | None = None
         self._claimed_at: float | None = None
@@ -59,7 +62,11 @@ class WorkerMetrics(ProcessMetrics):
 
     def end(self, result: str) -> None:
         """Note the end of an attempt: completed, released, lost, or the code of its error."""
-        self._ended.labels(*self._is_of, result).inc()
+        self._in_flight -= 1
+        counter = self._ends.get(result)
+        if counter is None:
+            counter = self._ends[result] = self._ended.labels(*self._is_of, result)
+        counter.inc()
 
     def make(self, made: Mapping[str, float]) -> None:
         """Note what an attempt took in and made: amounts by the fields of UsageView; a runner's others are left out."""
@@ -72,8 +79,8 @@ class WorkerMetrics(ProcessMetrics):
         self._renewed_at = time.monotonic()
 
     def claim(self) -> None:
-        """Note that a stage run was claimed, now."""
-        self.in_flight.inc()
+        """Note that a stage run was claimed, now. One thread claims and ends."""
+        self._in_flight += 1
         self._claimed_at = round(time.time(), 3)
 
     def stats(self) -> WorkerStats:

@@ -16,6 +16,7 @@ def counted(values: list[float], ended: dict[str, int] | None = None) -> StageSt
         metrics.observe("run", value)
     for result, number in (ended or {}).items():
         for _ in range(number):
+            metrics.claim()
             metrics.end(result)
     return metrics.stats().of_stage
 

@@ -24,7 +24,8 @@ class RunMetrics(RunObserver):
 
     def loaded(self, claim: Claim, times: StepTimes) -> None:
         self._metrics.observe("load", times.loaded_s or 0.0)
-        self._metrics.loaded_bytes.inc(sum(_size(each) for each in claim.upstream.values()))
+        if claim.upstream:
+            self._metrics.loaded_bytes.inc(sum(_size(each) for each in claim.upstream.values()))
 
     def progressed(self, claim: Claim, times: StepTimes, progress: Progress) -> None:
         if progress.unit != _TOKENS or progress.done == 0 or claim.stage_run_id in self._has_token:
@@ -38,13 +39,13 @@ class RunMetrics(RunObserver):
 
     def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
         self._metrics.observe("store", (times.stored_s or 0.0) - (times.ran_s or 0.0))
-        stored = completion.payload_bytes + sum(artifact.ref.size for artifact in completion.artifacts)
-        self._metrics.stored_bytes.inc(stored)
-        self._metrics.make(completion.made)
+        if stored := completion.payload_bytes + sum(artifact.ref.size for artifact in completion.artifacts):
+            self._metrics.stored_bytes.inc(stored)
+        if completion.made:
+            self._metrics.make(completion.made)
 
     def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
         self._has_token.discard(claim.stage_run_id)
-        self._metrics.in_flight.dec()
         self._metrics.end(result.kind if result.error is None else type(result.error).code)
 
 
