@@ -318,7 +318,7 @@ class SkippedJobs(_View):
 class JobActionView(_View):
     """What an action on many jobs has done: so far, while there is a ``next_cursor``."""
 
-    action: Literal["cancel", "retry", "delete"]
+    action: Literal["cancel", "retry", "advance", "delete"]
     dry_run: bool
     matched: int  # the jobs that match and may be changed so; with dry_run they were counted alone
     changed: int  # of them; 0 with dry_run

@@ -15,7 +15,7 @@ from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import ErrorView, JobActionView, SkippedJobs
 
-Verb = Literal["cancel", "retry", "delete"]
+Verb = Literal["cancel", "retry", "advance", "delete"]
 
 _GROUP: Final = 200  # jobs a transaction, while which SQLite's other writers wait
 _COUNTED: Final = 1_000  # jobs a query, of a dry run
@@ -48,7 +48,12 @@ async def act_on_matching(services: Services, caller: Caller, verb: Verb, action
         changed = await services.action_threads.run(caller.sees, act)
         done.note_group(job_ids, changed, "the job has been deleted or retried meanwhile")
 
-    groups: dict[Verb, _Group] = {"cancel": cancel, "retry": retry, "delete": delete}
+    async def advance(job_ids: Sequence[str]) -> None:
+        act = partial(services.jobs.advance_all, job_ids, by=caller.actor)
+        changed = await services.action_threads.run(caller.sees, act)
+        done.note_group(job_ids, changed, "the job has begun, or very many jobs of its tenant stand before it")
+
+    groups: dict[Verb, _Group] = {"cancel": cancel, "retry": retry, "advance": advance, "delete": delete}
     return await _act(services, caller, wanted, action, done, groups[verb])
 
 
@@ -56,6 +61,8 @@ def matching_of(caller: Caller, verb: Verb, action: JobAction) -> JobFilter:
     """Return the filter for the jobs that match and to which this may be done. Raises InvalidRequest, MissingScope."""
     if verb == "cancel":
         return action.filter(caller, (JobState.QUEUED, JobState.IN_PROGRESS), "cancelled")
+    if verb == "advance":
+        return action.filter(caller, (JobState.QUEUED,), "advanced, because it has begun or ended")
     if verb == "delete":
         return action.filter(caller, _ENDED, "deleted: cancel it first")
     from_stage = action.from_stage if isinstance(action, JobRetries) else None
@@ -75,8 +82,7 @@ async def act_on_chosen(services: Services, caller: Caller, verb: Verb, job_ids:
             if verb == "retry":
                 await _noting(done, job_id, _retry(services, caller, job_id, None))
             else:
-                change: Callable[..., None] = partial(_cancel, services) if verb == "cancel" else services.jobs.delete
-                act = partial(change, job_id, caller.sees, by=caller.actor)
+                act = partial(_change_of(services, verb), job_id, caller.sees, by=caller.actor)
                 await _noting(done, job_id, services.action_threads.run(caller.sees, act))
         except OmniJobsError as error:
             if done.matched == 0:
@@ -156,6 +162,13 @@ async def _act(
         cursor = found.next_cursor
         if cursor is None or done.matched >= most or time.monotonic() >= ends_at:
             return done.view(cursor)
+
+
+def _change_of(services: Services, verb: Verb) -> Callable[..., None]:
+    """Return what does this to one job, but for a retry."""
+    if verb == "cancel":
+        return partial(_cancel, services)
+    return services.jobs.advance if verb == "advance" else services.jobs.delete
 
 
 def _cancel(services: Services, job_id: str, tenant: str | None, *, by: str) -> None:

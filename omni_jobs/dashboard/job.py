@@ -124,6 +124,13 @@ async def cancel_job(visit: Acts, job_id: JobId) -> Response:
     return visit.moved(f"/jobs/{job_id}")
 
 
+@router.post("/jobs/{job_id}/advance")
+async def advance_job(visit: Acts, job_id: JobId) -> Response:
+    """Bring a job that nobody has started to the front of its tenant's line."""
+    await run_sync(partial(visit.services.jobs.advance, job_id, visit.caller.sees, by=visit.caller.actor))
+    return visit.moved(f"/jobs/{job_id}")
+
+
 @router.post("/jobs/{job_id}/retry")
 async def retry_job(visit: Acts, job_id: JobId, request: Request) -> Response:
     """Run a job again: what did not succeed, or from a stage on."""

@@ -27,7 +27,12 @@ _PAGE: Final = 50
 _SHOWN: Final = 10  # of the jobs that an action is about
 _MOST_CHOSEN: Final = 200
 _MOST_FORM: Final = 64 << 10
-_DONE: Final[Mapping[Verb, str]] = {"cancel": "cancelled", "retry": "retried", "delete": "deleted"}
+_DONE: Final[Mapping[Verb, str]] = {
+    "cancel": "cancelled",
+    "retry": "retried",
+    "advance": "advanced",
+    "delete": "deleted",
+}
 
 
 @router.get("/jobs")

@@ -14,6 +14,7 @@ from omni_jobs.database.seen_tables import AuditRow
 ActKind = Literal[
     "cancel",
     "retry",
+    "advance",
     "delete",
     "fork",
     "pause",

@@ -1,6 +1,7 @@
 """``Jobs``: the only code that changes a job's, stage run's or worker's state. Its methods in the order of use:
 
-submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, fork, delete;  cancel_all, delete_all
+submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, fork, advance, delete
+cancel_all, advance_all, delete_all
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune, sample (by the rescuer's process)
 
 Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
@@ -17,7 +18,7 @@ from sqlalchemy import Connection
 
 from omni_jobs.database.audit import act as new_act
 from omni_jobs.database.database import Database
-from omni_jobs.errors import OmniJobsError
+from omni_jobs.errors import Conflict, OmniJobsError
 from omni_jobs.identity import StageId
 from omni_jobs.jobs.crew import lease, rescue, sample
 from omni_jobs.jobs.crew.rescue import DatabasePresence
@@ -33,6 +34,7 @@ from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.report import withdraw
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
+from omni_jobs.jobs.order import advance
 from omni_jobs.jobs.order import paused_stages as paused
 from omni_jobs.jobs.read import calibrate, job_view, watched
 from omni_jobs.jobs.read.audit import acts
@@ -236,6 +238,21 @@ class Jobs:
 
         self._db.run(transaction)
 
+    def advance(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> None:
+        """Bring a job that nobody has started to the front of its tenant's line, as ``advance_all`` does.
+
+        Raises NotFound, also for a job of another ``tenant``, and Conflict for one that stays where it is.
+        """
+        act = new_act(by, "advance")
+
+        def transaction(tx: Connection) -> None:
+            if job_id not in advance.advance(tx, [job_view.owned(tx, job_id, tenant)], act):
+                has_begun = job_view.job_view(tx, job_id, tenant).status is not JobState.QUEUED
+                many = f"more than {advance.MOST_BEFORE:,} jobs of its tenant stand before it, or it changes right now"
+                raise Conflict("the job has begun or ended" if has_begun else many, field="job_id")
+
+        self._db.run(transaction)
+
     def delete(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.
 
@@ -247,6 +264,13 @@ class Jobs:
     def cancel_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids."""
         return self._of_any_try(partial(report.cancel_all, job_ids=job_ids, act=new_act(by, "cancel")))
+
+    def advance_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
+        """Bring those of these jobs that nobody has started to the front of their tenants' lines, and return their ids.
+
+        :func:`omni_jobs.jobs.order.advance.advance` says which stay where they are.
+        """
+        return self._of_any_try(partial(advance.advance, job_ids=job_ids, act=new_act(by, "advance")))
 
     def delete_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Delete those of these jobs that have ended, in one transaction, and return their ids."""

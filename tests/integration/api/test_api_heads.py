@@ -12,13 +12,10 @@ from tests.integration.api_server import ApiServer, serve
 
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 OF_EACH_ANSWER = {"date", "x-request-id"}
-WITH_GET = sorted(
-    {
-        route.path
-        for route in create_app(Settings()).routes
-        if isinstance(route, Route) and "GET" in (route.methods or ())
-    }
-)
+ROUTES = [each for each in create_app(Settings()).routes if isinstance(each, Route) and "GET" in (each.methods or ())]
+PAGES = sorted({each.path_format for each in ROUTES if isinstance(each, APIRoute) and not each.include_in_schema})
+WITH_GET = sorted({each.path_format for each in ROUTES} - set(PAGES))
+OF_PAGES = {"version": "x", "stage": "first", "done": "1"}
 NOBODY = "0" * 32
 KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 
@@ -34,6 +31,7 @@ def same_head(api: ApiServer, path: str, **headers: str) -> httpx2.Response:
     assert head.status_code == got.status_code, path
     # The status names the time, so that its length may differ from one answer to the next.
     passed = OF_EACH_ANSWER | ({"content-length"} if path in ("/v1/status", "/readyz") else set())
+    passed |= {"content-length", "etag"} if not path.startswith("/v1/") else set()  # pages name it, too
     theirs, ours = ({name: value for name, value in each.headers.items() if name not in passed} for each in (got, head))
     assert ours == theirs, path
     assert head.content == b""
@@ -69,6 +67,8 @@ def test_head_answers_wherever_get_does(api: ApiServer) -> None:
         assert head.status_code == 200, path
         assert head.headers["cross-origin-resource-policy"] == "same-origin"
         assert head.headers["x-frame-options"] == "DENY"
+    for path in PAGES:
+        same_head(api, path.format(**names, **OF_PAGES))
 
 
 @pytest.mark.parametrize("size", [400, 3 << 20])
@@ -97,7 +97,7 @@ def test_the_head_of_an_error(api: ApiServer) -> None:
 def test_the_head_of_what_needs_a_key(settings: Settings) -> None:
     with serve(settings.model_copy(update={"auth": "keys"})) as api:
         for path in WITH_GET:
-            is_open = path in ("/", "/healthz", "/readyz", "/openapi.json")
+            is_open = path in ("/healthz", "/readyz", "/openapi.json")
             names = {
                 "job_id": f"job-{NOBODY}",
                 "digits": NOBODY,
@@ -107,6 +107,9 @@ def test_the_head_of_what_needs_a_key(settings: Settings) -> None:
             }
             status = same_head(api, path.format(**names)).status_code
             assert status == (200 if is_open else 401), path
+        for path in PAGES:
+            if not path.startswith(("/static/", "/signin")):
+                assert same_head(api, path.format(**names, **OF_PAGES)).status_code == 303, path
 
 
 def test_a_key_in_a_url_stands_in_no_answer(api: ApiServer) -> None:
@@ -122,4 +125,4 @@ def test_a_key_in_a_url_stands_in_no_answer(api: ApiServer) -> None:
 
 def test_every_get_of_the_api_is_walked() -> None:
     routes = [route for route in create_app(Settings()).routes if isinstance(route, APIRoute)]
-    assert {route.path for route in routes if "GET" in route.methods} <= set(WITH_GET)
+    assert {route.path_format for route in routes if "GET" in route.methods} <= {*WITH_GET, *PAGES}

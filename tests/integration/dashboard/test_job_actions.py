@@ -8,6 +8,7 @@ import pytest
 
 from omni_jobs.api import many_jobs
 from omni_jobs.database.database import Database
+from omni_jobs.jobs import NewWorker
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
 from omni_jobs.tenants.tenant_store import Tenants
@@ -35,6 +36,13 @@ def fields_of(html: str) -> list[tuple[str, str]]:
 
 def status_of(api: ApiServer, job_id: str) -> str:
     return str(api.services.jobs.get(job_id).status)
+
+
+def next_claimed(api: ApiServer) -> str:
+    echo = api.services.pipelines["echo"]
+    new = NewWorker("w", "w", echo.stage_id("first"), "host", 1, 9, echo.version)
+    api.services.jobs.register_worker(new, 60.0)
+    return api.services.jobs.claim("w", 1).claims[0].job_id
 
 
 def test_a_preview_says_how_many_and_which_and_changes_nothing(api: ApiServer) -> None:
@@ -65,6 +73,20 @@ def test_chosen_jobs_that_ended_meanwhile_are_told_to_both(api: ApiServer) -> No
     assert "1 job cancelled" in done.text
     assert "the job has ended" in done.text
     assert status_of(api, queued) == "cancelled"
+
+
+def test_jobs_are_advanced_alone_chosen_and_by_a_filter(api: ApiServer) -> None:
+    jobs = [submitted(api, metadata={"n": str(n)}) for n in range(5)]
+    assert posted(api, f"/jobs/{jobs[4]}/advance", ("x", "")).headers["location"] == f"/jobs/{jobs[4]}"
+    done = posted(api, "/jobs/actions/run", ("verb", "advance"), ("job", jobs[3]))
+    assert "1 job advanced" in done.text
+    form = [("verb", "advance"), ("of", "matching"), ("query", "metadata=n%3D2")]
+    preview = posted(api, "/jobs/actions", *form)
+    assert ("Advance 1 job?" in preview.text, jobs[2] in preview.text) == (True, True)
+    posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert [next_claimed(api) for _ in jobs] == [jobs[2], jobs[3], jobs[4], jobs[0], jobs[1]]
+    refused = posted(api, f"/jobs/{jobs[0]}/advance", ("x", ""))
+    assert (refused.status_code, "begun or ended" in refused.text) == (409, True)
 
 
 def test_retry_and_delete_of_chosen_jobs(api: ApiServer) -> None:
@@ -166,7 +188,8 @@ def test_who_may_only_read_finds_no_button_and_no_form_that_works(settings: Sett
             assert job in html
             assert re.findall(r'<form method="post" action="(?!/signout)', html) == []
             assert 'type="checkbox"' not in html
-        paths = (f"/jobs/{job}/cancel", f"/jobs/{job}/retry", f"/jobs/{job}/fork", "/jobs/actions", "/jobs/actions/run")
+        alone = [f"/jobs/{job}/{verb}" for verb in ("cancel", "advance", "retry", "fork")]
+        paths = (*alone, "/jobs/actions", "/jobs/actions/run")
         for path in paths:
             answer = posted(api, path, ("verb", "cancel"), ("job", job), **cookies["reader"])
             assert answer.status_code == 403, path
