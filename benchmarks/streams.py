@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
+from benchmarks.processor_time import cpu_s
 from benchmarks.services import DATABASES, database
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.relay import Relay
@@ -85,9 +86,9 @@ async def _measured(
         for writing in (0, min(_WRITING, len(job_ids) - 1)):  # the last job's text is for the latency
             for _ in track(range(asked.runs), description=f"{kind}: {writing} jobs write"):
                 writers = [asyncio.create_task(worker.write(job_id, 10**6)) for job_id in job_ids[:writing]]
-                before, began = _cpu_s(api), time.perf_counter()
+                before, began = cpu_s(api), time.perf_counter()
                 await asyncio.sleep(asked.seconds)
-                share = (_cpu_s(api) - before) / (time.perf_counter() - began)
+                share = (cpu_s(api) - before) / (time.perf_counter() - began)
                 shares.setdefault(writing, []).append(100 * share)
                 for writer in writers:
                     writer.cancel()
@@ -189,11 +190,6 @@ async def _texts(reader: asyncio.StreamReader) -> AsyncGenerator[dict[str, Any],
             event = value
         elif name == b"data" and event == b"text":
             yield json.loads(value)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,12 @@ def test_several(tmp_path: Path) -> None:
     assert {"startup: omni-jobs --help", "idle: sqlite: submit → started, p50"} <= set(figures)
 
 
+def test_the_dashboard(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "dashboard", "--database", "sqlite")
+    pages = {"sqlite, operator: /, p95", "sqlite, operator: /jobs, p95", "sqlite, a tenant: /jobs/{id}, p95"}
+    assert pages | {"sqlite: 4 tabs, of a core", "sqlite: 4 open jobs, of a core"} <= set(figures)
+
+
 def test_open_streams(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "streams", "--database", "sqlite")
     assert {"sqlite: 20 open streams, of a core", "sqlite: from a token to the client's event, p50"} <= set(figures)
