@@ -2,17 +2,27 @@
 
 from typing import Final, NamedTuple
 
+from omni_jobs.tenants.caller import Scope
+
 
 class Entry(NamedTuple):
-    """A page in the navigation. ``name`` is that of its template, and ``path`` counts from the server's root."""
+    """A page in the navigation. ``name`` is that of its template, and ``path`` counts from the server's root.
+
+    Who lacks the ``scope`` does not find it there.
+    """
 
     name: str
     path: str
     title: str
+    scope: Scope = Scope.READ
 
 
 NAVIGATION: Final = (
     Entry("overview", "/", "Overview"),
     Entry("jobs", "/jobs", "Jobs"),
+    Entry("stages", "/stages", "Stages"),
+    Entry("workers", "/workers", "Workers", Scope.ADMIN),
+    Entry("quarantine", "/quarantine", "Quarantine"),
+    Entry("tenants", "/tenants", "Keys and tenants", Scope.ADMIN),
 )
 """A page is added here and in ``routes``."""

@@ -4,10 +4,23 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from omni_jobs.dashboard import job, jobs, overview, payloads, previews, signin, static_files
+from omni_jobs.dashboard import (
+    job,
+    jobs,
+    keys,
+    overview,
+    payloads,
+    previews,
+    quarantine,
+    signin,
+    stages,
+    static_files,
+    tenants,
+    workers,
+)
 from omni_jobs.http.request_parameters import check_query
 
-PAGES: Final = (job, overview, payloads, previews, signin)
+PAGES: Final = (job, keys, overview, payloads, previews, quarantine, signin, stages, tenants, workers)
 """A page is added here and, if people go to it by itself, in ``navigation``."""
 
 router = APIRouter()

@@ -3,7 +3,7 @@
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection
 
@@ -25,6 +25,9 @@ ActKind = Literal[
     "set_tenant",
     "delete_tenant",
 ]
+
+COMMAND: Final = "command"
+"""The actor of a command on the database itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
-from omni_jobs.database.audit import Act
+from omni_jobs.database.audit import COMMAND, Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.one_of import one_of
@@ -27,7 +27,6 @@ _KEY = re.compile(r"omni_[A-Za-z0-9_-]{43}")
 _HINT_CHARACTERS = 9  # "omni_" and four more: 24 of the 256 random bits
 _HOUR_S = 3600
 _LONGEST_LIFE_S = 10 * 365 * 86_400.0
-_ACTOR = "command"  # no route makes keys
 
 
 class ApiKeyView(BaseModel):
@@ -77,10 +76,17 @@ class ApiKeys:
         self._db = db
 
     def create(
-        self, tenant: str, scopes: Collection[str], *, name: str | None = None, expires_in_s: float | None = None
+        self,
+        tenant: str,
+        scopes: Collection[str],
+        *,
+        name: str | None = None,
+        expires_in_s: float | None = None,
+        by: str = COMMAND,
     ) -> NewApiKey:
         """Make a key of a tenant, and return it; nothing can show it again.
 
+        ``by``, here and below, is the actor whom the audit is to name (``omni_jobs.database.audit.Act``).
         Raises NotFound for an unknown tenant, and InvalidRequest naming a wrong scope, name or life.
         """
         known = [scope.value for scope in Scope]
@@ -99,7 +105,7 @@ class ApiKeys:
             "hint": key[:_HINT_CHARACTERS],
             "digest": digest_of(key),
         }
-        act = Act(_ACTOR, "create_key")
+        act = Act(by, "create_key")
         view = self._db.run(lambda tx: _create(tx, values, expires_in_s, act))
         return NewApiKey(**view.model_dump(), key=key)
 
@@ -110,9 +116,9 @@ class ApiKeys:
             query = query.where(ApiKeyRow.tenant == tenant)
         return self._db.read(lambda tx: [ApiKeyView.model_validate(row) for row in tx.execute(query)])
 
-    def revoke(self, key_id: str) -> ApiKeyView:
+    def revoke(self, key_id: str, *, by: str = COMMAND) -> ApiKeyView:
         """Revoke a key, and return it. Every API server refuses it within 5 s. Raises NotFound."""
-        act = Act(_ACTOR, "revoke_key")
+        act = Act(by, "revoke_key")
         return self._db.run(lambda tx: _revoke(tx, key_id, act))
 
     def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:

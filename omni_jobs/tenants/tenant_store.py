@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from omni_jobs.database.audit import Act
+from omni_jobs.database.audit import COMMAND, Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.database.one_of import one_of
@@ -16,8 +16,6 @@ from omni_jobs.database.tables import ApiKeyRow, JobRow, TenantRow, TurnRow
 from omni_jobs.errors import Conflict, NotFound
 from omni_jobs.states import JobState
 from omni_jobs.tenants.tenant_limits import Limits, check_limits, check_name, check_weight
-
-_ACTOR = "command"  # no route makes tenants
 
 
 class TenantView(BaseModel):
@@ -37,12 +35,17 @@ class Tenants:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def create(self, name: str, weight: float = 1.0, limits: Mapping[str, int] | None = None) -> TenantView:
-        """Make a tenant, and return it. Raises InvalidRequest naming the field, and Conflict if there is one."""
+    def create(
+        self, name: str, weight: float = 1.0, limits: Mapping[str, int] | None = None, *, by: str = COMMAND
+    ) -> TenantView:
+        """Make a tenant, and return it. Raises InvalidRequest naming the field, and Conflict if there is one.
+
+        ``by``, here and below, is the actor whom the audit is to name (``omni_jobs.database.audit.Act``).
+        """
         check_name(name)
         check_weight(weight)
         checked = check_limits(limits or {})
-        act = Act(_ACTOR, "create_tenant")
+        act = Act(by, "create_tenant")
         return self._db.run(lambda tx: _create(tx, name, weight, checked, act))
 
     def all(self) -> Sequence[TenantView]:
@@ -55,7 +58,14 @@ class Tenants:
         rows = self._db.read(lambda tx: tx.execute(_LIMITS, {"names": listed(names)}).all())
         return {row.name: Limits.model_validate(row.limits) for row in rows}
 
-    def set(self, name: str, weight: float | None = None, limits: Mapping[str, int | None] | None = None) -> TenantView:
+    def set(
+        self,
+        name: str,
+        weight: float | None = None,
+        limits: Mapping[str, int | None] | None = None,
+        *,
+        by: str = COMMAND,
+    ) -> TenantView:
         """Change what is given of a tenant, and return it. A limit of None goes. API servers know within 5 s.
 
         Limits that are not given stay, also where another operator sets them at the same time. Raises NotFound, and
@@ -65,15 +75,15 @@ class Tenants:
             check_weight(weight)
         given = dict(limits or {})
         check_limits({limit: number for limit, number in given.items() if number is not None})
-        act = Act(_ACTOR, "set_tenant")
+        act = Act(by, "set_tenant")
         return self._db.run(lambda tx: _set(tx, name, weight, given, act))
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, by: str = COMMAND) -> None:
         """Delete a tenant with its keys. Raises NotFound, and Conflict while it has unfinished jobs.
 
         Its ended jobs stay until they are pruned.
         """
-        act = Act(_ACTOR, "delete_tenant")
+        act = Act(by, "delete_tenant")
         self._db.run(lambda tx: _delete(tx, name, act))
 
 

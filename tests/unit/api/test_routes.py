@@ -40,12 +40,19 @@ OPEN = {"GET /healthz", "GET /readyz", "DELETE /v1/session"}
 OPEN_PAGES = {"GET /signin", "POST /signin", "POST /signout", "GET /static/{version}/{name:path}"}
 """The sign-in and the sign-out, and files that hold no data."""
 SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
+OF_OPERATORS = (
+    *("/workers", "/fragments/workers", "/stages/{pipeline}/{stage}/pause", "/stages/{pipeline}/{stage}/resume"),
+    *("/tenants", "/fragments/tenants", "/tenants/{name}", "/tenants/{name}/limits", "/tenants/{name}/keys"),
+    "/keys/{key_id}/revoke",
+)
+"""Pages, and what they do, that concern others than the caller's tenant, or its keys."""
 OTHERS = {
     "/v1/session": Scope.READ,
     "/v1/estimates": Scope.ADMIN,
     "/metrics": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/pause": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/resume": Scope.ADMIN,
+    **dict.fromkeys(OF_OPERATORS, Scope.ADMIN),
 }
 
 

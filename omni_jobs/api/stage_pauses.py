@@ -1,0 +1,20 @@
+"""``set_paused``: pause or resume a stage of a pipeline that this server serves."""
+
+from omni_jobs.api.services import Services
+from omni_jobs.database.clock import as_datetime
+from omni_jobs.tenants.caller import Caller
+from omni_jobs.views import StagePauseView
+
+
+def set_paused(services: Services, caller: Caller, name: str, stage: str, *, paused: bool) -> StagePauseView:
+    """Pause a stage of the pipeline of this ``name``, or resume it and ring its workers; return its pause.
+
+    Doing it again changes nothing. Raises NotFound for a pipeline or a stage that is not served.
+    """
+    pipeline = services.pipelines.named(name, field="name")
+    change = services.jobs.pause if paused else services.jobs.resume
+    change(pipeline.stage_id(stage), by=caller.actor)
+    if not paused:
+        services.relay.ring([pipeline.queue(stage)])
+    paused_at = services.jobs.paused_stages().get((name, stage))
+    return StagePauseView(pipeline=name, stage=stage, paused_at=None if paused_at is None else as_datetime(paused_at))

@@ -1,0 +1,107 @@
+"""The page of stages: how loaded each is, what it keeps for high jobs, why it stands still; pause and resume."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Response
+
+from omni_jobs.api.stage_loads import StageLoad, stage_loads
+from omni_jobs.api.stage_pauses import set_paused
+from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.overview import trouble_of
+from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.visit import Looks, Operates, Visit
+from omni_jobs.http.process import short_switch_interval
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+from omni_jobs.views import CalibrationView
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownStage:
+    """A stage: its load, its settings here (None: not served here), why it stands still, and its estimates."""
+
+    load: StageLoad
+    config: StageConfig | None
+    paused_at: datetime | None
+    trouble: str | None
+    calibration: CalibrationView | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStages:
+    """The stages of a pipeline, in the order of its file."""
+
+    name: str
+    pipeline: Pipeline | None  # None: not served here
+    lines: Sequence[ShownStage]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has neither workers nor work, and nothing is paused."""
+        loads = [line.load for line in self.lines]
+        return not any(each.workers or each.queued or each.running or each.pending or each.paused for each in loads)
+
+
+@router.get("/stages")
+async def show_stages(visit: Looks) -> Response:
+    """Show the stages."""
+    return await visit.page("stages", "Stages", content=await _content(visit))
+
+
+@router.get("/fragments/stages")
+async def stages_content(visit: Looks) -> Response:
+    """Return what of the page changes."""
+    return visit.answer(await _content(visit))
+
+
+async def _content(visit: Visit) -> Fragment:
+    return await visit.fragment("stages", lambda: _read(visit))
+
+
+def _read(visit: Visit) -> Mapping[str, Any]:
+    services, operates = visit.services, visit.caller.operates
+    with short_switch_interval():
+        counts = services.jobs.counts(None if operates else visit.caller.sees)
+        paused = services.jobs.paused_stages()
+        loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused)
+        calibrations = services.jobs.calibrations() if operates else []
+    estimates = {(each.pipeline, each.stage): each for each in calibrations}
+    of_pipelines: dict[str, list[ShownStage]] = {}
+    for load in loads:
+        served = services.pipelines.get(load.pipeline)
+        place = (load.pipeline, load.stage)
+        paused_at = None if place not in paused else datetime.fromtimestamp(paused[place], UTC)
+        config = None if served is None else served.stages.get(load.stage)
+        trouble = trouble_of(load, None, is_served=served is not None)
+        line = ShownStage(load, config, paused_at, trouble, estimates.get(place))
+        of_pipelines.setdefault(load.pipeline, []).append(line)
+    pipelines = [PipelineStages(name, services.pipelines.get(name), its) for name, its in of_pipelines.items()]
+    return {
+        "now": datetime.now(UTC),
+        "operates": operates,
+        "busy": [each for each in pipelines if not each.is_quiet],
+        "quiet": [each for each in pipelines if each.is_quiet],
+    }
+
+
+@router.post("/stages/{pipeline}/{stage}/pause")
+async def pause_stage(visit: Operates, pipeline: str, stage: str) -> Response:
+    """Pause a stage."""
+    return await _set(visit, pipeline, stage, paused=True)
+
+
+@router.post("/stages/{pipeline}/{stage}/resume")
+async def resume_stage(visit: Operates, pipeline: str, stage: str) -> Response:
+    """Resume a stage."""
+    return await _set(visit, pipeline, stage, paused=False)
+
+
+async def _set(visit: Visit, pipeline: str, stage: str, *, paused: bool) -> Response:
+    await run_sync(partial(set_paused, visit.services, visit.caller, pipeline, stage, paused=paused))
+    return visit.moved("/stages")

@@ -1,0 +1,92 @@
+"""The page of workers: by stage, each with its host, its lease and what it has in flight."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final
+
+from fastapi import APIRouter, Response
+
+from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.visit import Operates, Visit
+from omni_jobs.http.process import short_switch_interval
+from omni_jobs.pipelines.loader import Pipelines
+from omni_jobs.views import WorkerView
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_MOST: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers of a stage. ``kept``: the slots of each that are kept for high jobs, by the stage as it is here."""
+
+    pipeline: str
+    stage: str
+    workers: Sequence[WorkerView]
+    kept: int
+    digest: str | None  # of the pipeline's file here; None: this server has none
+    is_paused: bool
+
+    @property
+    def running(self) -> int:
+        """The stage runs that they hold."""
+        return sum(worker.running for worker in self.workers)
+
+    @property
+    def slots(self) -> int:
+        """The stage runs that they can hold."""
+        return sum(worker.slots for worker in self.workers)
+
+
+@router.get("/workers")
+async def show_workers(visit: Operates) -> Response:
+    """Show the workers."""
+    return await visit.page("workers", "Workers", content=await _content(visit))
+
+
+@router.get("/fragments/workers")
+async def workers_content(visit: Operates) -> Response:
+    """Return what of the page changes."""
+    return visit.answer(await _content(visit))
+
+
+async def _content(visit: Visit) -> Fragment:
+    def read() -> Mapping[str, Any]:
+        with short_switch_interval():
+            workers = visit.services.jobs.workers()
+            paused = visit.services.jobs.paused_stages()
+        return {
+            "now": datetime.now(UTC),
+            "crews": crews_of(workers[:_MOST], visit.services.pipelines, paused),
+            "count": len(workers),
+            "others": max(0, len(workers) - _MOST),
+            "lease_state": lease_state,
+            "hosts": len({worker.host for worker in workers}),
+        }
+
+    return await visit.fragment("workers", read)
+
+
+def crews_of(
+    workers: Sequence[WorkerView], pipelines: Pipelines, paused: Mapping[tuple[str, str], float]
+) -> list[Crew]:
+    """Return the workers by stage; they come sorted so, as ``Jobs.workers`` returns them."""
+    crews = []
+    for (pipeline, stage), its in groupby(workers, key=lambda each: (each.pipeline, each.stage)):
+        served = pipelines.get(pipeline)
+        config = None if served is None else served.stages.get(stage)
+        kept = 0 if config is None else config.slots_for_high
+        digest = None if served is None or pipelines.broken(pipeline) is not None else served.digest
+        crews.append(Crew(pipeline, stage, list(its), kept, digest, (pipeline, stage) in paused))
+    return crews
+
+
+def lease_state(worker: WorkerView, now: datetime) -> str:
+    """Return how the lease of a worker stands: renewed, late (half of it is over without a renewal), or over."""
+    left = (worker.lease_until - now).total_seconds()
+    whole = (worker.lease_until - worker.renewed_at).total_seconds()
+    return "over" if left <= 0 else "late" if left < whole / 2 else "renewed"
