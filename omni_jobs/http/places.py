@@ -51,6 +51,9 @@ class Connection(Protocol):
     def close(self) -> None:
         """Close the connection, which has no request."""
 
+    def break_off(self) -> None:
+        """End the connection behind what was sent of its answer, which cannot go on."""
+
     def end_request(self) -> None:
         """Refuse the connection's request, which is slow; call ``leave`` or ``rest``."""
 

@@ -347,6 +347,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection, which has no request."""
         self.transport.abort()
 
+    def break_off(self) -> None:
+        """End the connection behind what was sent of its answer, which cannot go on; uvicorn logs nothing of it."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.close_behind_answer()
+
     def end_request(self) -> None:
         """Refuse the request, because the server is full and the client slow; drop its answer if that has begun."""
         if self._unread_from is not None:

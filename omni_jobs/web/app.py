@@ -35,6 +35,7 @@ from omni_jobs.api.needs import needs_key
 from omni_jobs.api.services import Services
 from omni_jobs.dashboard import routes as dashboard_routes
 from omni_jobs.dashboard.fragments import Fragments
+from omni_jobs.http.broken_answers import BrokenAnswers
 from omni_jobs.http.browsers import KnownPages
 from omni_jobs.http.counted_answers import CountedAnswers
 from omni_jobs.http.error_answers import errors, install_error_answers
@@ -114,7 +115,7 @@ class _Api(FastAPI):
 
         Request ids are outermost, so that a bug's answer has one too.
         """
-        answer = RequestIds(CountedAnswers(super().build_middleware_stack(), self._count))
+        answer = RequestIds(CountedAnswers(BrokenAnswers(super().build_middleware_stack()), self._count))
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             await (answer if scope["type"] == "http" else self.router)(scope, receive, send)

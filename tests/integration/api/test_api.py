@@ -1,6 +1,7 @@
 """The HTTP API over a real socket, on SQLite and PostgreSQL, with a real Valkey."""
 
 import json
+import logging
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -268,14 +269,28 @@ def test_an_artifact_that_is_not_there(api: ApiServer, speech: str) -> None:
     assert "not there yet" in error_of(answer)["message"]
 
 
-def test_a_damaged_artifact_is_not_passed_on_as_whole(api: ApiServer, speech: str) -> None:
+def test_a_damaged_artifact_is_not_passed_on_as_whole(
+    api: ApiServer, speech: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has one line of it, and no traceback."""
     [path] = (api.services.settings.data_dir / "objects").rglob("*,audio.wav")
     damaged = bytearray(SPEECH)
     damaged[1000] ^= 1
     path.unlink()  # links to it keep their bytes
     path.write_bytes(damaged)
-    with pytest.raises(httpx2.RemoteProtocolError):
-        api.http.get(speech)
+    heard = caplog.handler
+    for name in ("uvicorn", "omni_jobs"):  # the first passes nothing on to the root
+        logging.getLogger(name).addHandler(heard)
+    try:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            api.http.get(speech, headers={"X-Request-Id": "broken"})
+    finally:
+        for name in ("uvicorn", "omni_jobs"):
+            logging.getLogger(name).removeHandler(heard)
+    said = {record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING}
+    assert [line for line in said if "the answer breaks off" in line] == list(said)
+    assert len(said) == 1
+    assert not any(record.exc_info for record in caplog.records)
     path.unlink()
     gone = api.http.get(speech)
     assert (gone.status_code, error_of(gone)["code"]) == (404, "object_missing")
