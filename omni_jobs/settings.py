@@ -84,6 +84,7 @@ class Settings(BaseSettings):
     public_url: BaseUrl | None = None
     # The addresses and networks of proxies whose X-Forwarded-For and -Proto are believed: a,b. *: anybody's.
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1", "::1")
+    log: Literal["json", "text"] = "text"  # The form of log lines: for people, or an object a line.
     api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
 
     # The device of this process's stages, in place of the one in their stage configs.

@@ -1,6 +1,9 @@
 """The Celery app of the workers: ``celery -A workers.app worker -P custom -Q <pipeline>.<stage> -n <slot>``."""
 
+import logging
+import os
 import sys
+from typing import Any
 
 from celery import signals
 
@@ -8,11 +11,12 @@ import workers.consumer.remote_control  # noqa: F401  (registers its commands wi
 from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.broker.doorbell import TASK
 from omni_jobs.errors import ConfigError
+from omni_jobs.logs.secrets import know_secrets
+from omni_jobs.logs.setup import VLLM_CONFIG, configure, take_over
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import read_settings
 from workers.consumer.hook_step import HookStep
-from workers.consumer.kombu_hooks import guard_banner
-from workers.consumer.log_lines import show_printable_lines
+from workers.consumer.kombu_hooks import guard_banner, leave_out_what_is_no_json
 from workers.consumer.queue_option import check_command_line
 
 try:
@@ -22,9 +26,26 @@ except ConfigError as error:
     sys.exit(f"celery worker: {error}")  # Celery would show a traceback
 app.set_current()
 app.steps["consumer"].add(HookStep)
+if os.environ.get("VLLM_CONFIGURE_LOGGING", "1") != "0":  # it refuses both; before anything imports it
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(VLLM_CONFIG))
+
+
+@signals.celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
+def log_from_the_start(**_: Any) -> None:
+    """Log what is said before Celery makes its handlers, which replace ours, and errors that nothing catches."""
+    know_secrets(settings)
+    configure(settings.log, "worker")
+
+
 signals.celeryd_init.connect(check_command_line)
-signals.celeryd_init.connect(guard_banner)
-signals.after_setup_logger.connect(show_printable_lines)
+signals.celeryd_init.connect(guard_banner if settings.log == "text" else leave_out_what_is_no_json)
+
+
+@signals.after_setup_logger.connect(weak=False)  # type: ignore[untyped-decorator]
+@signals.after_setup_task_logger.connect(weak=False)  # type: ignore[untyped-decorator]
+def shape_lines(logger: logging.Logger, **_: Any) -> None:
+    """Give Celery's handlers our form and filter."""
+    take_over(logger, settings, "worker")
 
 
 @app.task(name=TASK, ignore_result=True)  # type: ignore[untyped-decorator]

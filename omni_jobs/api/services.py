@@ -24,7 +24,8 @@ from omni_jobs.intake.intake import Intake
 from omni_jobs.intake.intake_metrics import IntakeMetrics
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.media_fetches import MediaFetches
-from omni_jobs.jobs import JobFilter, Jobs
+from omni_jobs.intake.submit_log import SubmitLog
+from omni_jobs.jobs import JobFilter, Jobs, TransitionLog
 from omni_jobs.media.wall import MediaWall
 from omni_jobs.metrics.api_metrics import ApiMetrics
 from omni_jobs.pipelines.loader import load_pipelines
@@ -66,7 +67,8 @@ class Services:
         self.wall = MediaWall(settings)
         self.db = Database(settings.resolved_database_url, observers=[DatabaseMetrics(self.metrics)])
         self.callers = Callers(settings, self.db)
-        self.jobs = Jobs(self.db, only_known_tenants=self.callers.auth == "keys")
+        are_known = self.callers.auth == "keys"
+        self.jobs = Jobs(self.db, only_known_tenants=are_known, observers=[TransitionLog()])
         self.store = open_store(settings)
         # The queues of all pipelines, because jobs of a pipeline that is no longer served go on.
         self.broker = Broker(settings, configured)
@@ -74,7 +76,7 @@ class Services:
         self.lanes = Lanes(self.wall.capacity)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall, self.lanes)
         self.fetches = MediaFetches(settings, self.pipelines)
-        heard_by = [IntakeMetrics(self.metrics, self.pipelines)]
+        heard_by = [SubmitLog(), IntakeMetrics(self.metrics, self.pipelines)]
         self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay, heard_by)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)

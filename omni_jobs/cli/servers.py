@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from omni_jobs.cli.terminal import say
 if TYPE_CHECKING:
     from omni_jobs.database.database import Database
     from omni_jobs.settings import Settings
+    from omni_jobs.stack.embedded import EmbeddedStack
+
+logger = logging.getLogger(__name__)
 
 
 def up(
@@ -42,7 +46,8 @@ def up(
       omni-jobs up --pipeline echo --pipeline qwen2_5_omni --model ~/models/Qwen2.5-Omni-3B --port 9000
     """
     from omni_jobs.cli.checkpoints import build_tiny, chosen_pipelines
-    from omni_jobs.cli.live import show_start
+    from omni_jobs.logs.secrets import know_secrets
+    from omni_jobs.logs.setup import configure
     from omni_jobs.settings import read_settings
     from omni_jobs.stack.child import UMASK
     from omni_jobs.stack.embedded import EmbeddedStack
@@ -55,18 +60,43 @@ def up(
         models |= build_tiny(settings, tiny or [])
     settings = settings.model_copy(update={"models": settings.models | models})
     port = port if port is not None else _usual_port(settings)
-    stack = EmbeddedStack(settings, pipelines=chosen, port=port, on_notice=notice)
+    is_json = settings.log == "json"
+    if is_json:
+        know_secrets(settings)
+        configure("json", "up")
+    stack = EmbeddedStack(settings, pipelines=chosen, port=port, on_notice=logger.warning if is_json else notice)
     with raised_signals():
         try:
-            show_start(stack)
-            say(f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(stack.served)}; logs: {stack.log_dir})")
-            say("Press Ctrl-C to stop.")
-            try:
-                stack.wait()
-            except KeyboardInterrupt:
-                say("\nstopping …", err=True)
+            (_serve_logged if is_json else _serve_shown)(stack)
         finally:
             stack.stop()
+
+
+def _serve_shown(stack: EmbeddedStack) -> None:
+    """Start the stack and wait for its end or Ctrl-C, before a person's eyes."""
+    from omni_jobs.cli.live import show_start
+
+    show_start(stack)
+    say(_where(stack))
+    say("Press Ctrl-C to stop.")
+    try:
+        stack.wait()
+    except KeyboardInterrupt:
+        say("\nstopping …", err=True)
+
+
+def _serve_logged(stack: EmbeddedStack) -> None:
+    """Start the stack and wait for its end or Ctrl-C, with log lines alone."""
+    stack.start()
+    logger.info("%s", _where(stack))
+    try:
+        stack.wait()
+    except KeyboardInterrupt:
+        logger.info("stopping")
+
+
+def _where(stack: EmbeddedStack) -> str:
+    return f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(stack.served)}; logs: {stack.log_dir})"
 
 
 def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = True) -> Settings:
@@ -124,6 +154,9 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.api.services import Services
     from omni_jobs.errors import ConfigError
     from omni_jobs.http.process import give_freed_memory_back, raise_file_limit
+    from omni_jobs.http.server_logs import server_lines
+    from omni_jobs.logs.secrets import know_secrets
+    from omni_jobs.logs.setup import configure
     from omni_jobs.servers import check_host
     from omni_jobs.web.server import BoundedServer
 
@@ -134,6 +167,8 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
         except ValueError as error:
             raise ConfigError(str(error), field="--host") from None
     settings = _settings_for_one_user().model_copy(update=given)
+    know_secrets(settings)
+    configure(settings.log, "api", server_lines())
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
@@ -188,9 +223,14 @@ def rescuer(round_file: options.RoundFileOption = None) -> None:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
       omni-jobs rescuer --round-file /run/omni-jobs/round     # a monitor looks at the file's age
     """
+    from omni_jobs.logs.secrets import know_secrets
+    from omni_jobs.logs.setup import configure
     from omni_jobs.maintenance.rescuer import run
 
-    run(_settings_for_one_user(), round_file)
+    settings = _settings_for_one_user()
+    know_secrets(settings)
+    configure(settings.log, "rescuer")
+    run(settings, round_file)
 
 
 def migrate() -> None:

@@ -30,8 +30,8 @@ from omni_jobs.errors import (
     StorageFull,
     Unauthenticated,
 )
+from omni_jobs.logs.secrets import mask_keys
 from omni_jobs.requests.complaints import words_of
-from omni_jobs.tenants.key_store import mask_keys
 from omni_jobs.views import RequestErrorView
 
 logger = logging.getLogger(__name__)

@@ -7,16 +7,15 @@ nowhere else.
 import re
 import uuid
 from collections.abc import Iterable
-from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_jobs.tenants.key_store import mask_keys
+from omni_jobs.logs.context import request_id as current
+from omni_jobs.logs.secrets import mask_keys
 
 HEADER = b"x-request-id"
 
 _TOKEN = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_current: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 def current_request_id() -> str | None:
@@ -25,7 +24,7 @@ def current_request_id() -> str | None:
     A thread on which a route runs code knows the id, because anyio gives it the route's context. A thread that works
     for many requests at once, such as the group commit's, has none.
     """
-    return _current.get()
+    return current.get()
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -54,7 +53,7 @@ class RequestIds:
         request_id = request_id_of(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         # It is never reset: the server has a task for each request, and logs an unforeseen error after this returns.
-        _current.set(request_id)
+        current.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

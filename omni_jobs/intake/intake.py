@@ -35,6 +35,7 @@ from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.intake.room import Room
 from omni_jobs.jobs import Jobs, SubmitResult
+from omni_jobs.logs.texts import admitted
 from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
@@ -109,6 +110,7 @@ class Intake:
         for decoders already, unless these ``wait_for_decoders``.
         """
         began = time.monotonic()
+        requests = admitted.set(tuple(each.request for each in submissions))
 
         def tell(results: Sequence[SubmitResult | OmniJobsError]) -> None:
             self._observers.tell(IntakeObserver.submitted, submissions, results, time.monotonic() - began)
@@ -117,7 +119,8 @@ class Intake:
             results = await self._submit_many(submissions, wait_for_decoders, when_ready)
         except OmniJobsError as error:
             tell([error] * len(submissions))
-            raise
+            raise  # whoever logs the error hides their texts, too
+        admitted.reset(requests)  # they may be large, and the job may be waited for
         tell(results)
         return results
 

@@ -9,9 +9,12 @@ from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
 from omni_jobs.jobs.life.progress import MOST_TEXT
 from omni_jobs.jobs.life.submit import as_written
+from omni_jobs.jobs.observers.jobs_observer import JobsObserver
+from omni_jobs.jobs.observers.transition_log import TransitionLog
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.watched import WATCHED_S
 from omni_jobs.jobs.values import (
+    Change,
     Claim,
     Claims,
     Completion,
@@ -51,6 +54,7 @@ __all__ = [
     "GROUPS",
     "MOST_TEXT",
     "WATCHED_S",
+    "Change",
     "Claim",
     "Claims",
     "Completion",
@@ -62,6 +66,7 @@ __all__ = [
     "Glance",
     "JobFilter",
     "Jobs",
+    "JobsObserver",
     "KeptPayload",
     "Matches",
     "NewJob",
@@ -85,6 +90,7 @@ __all__ = [
     "StoredSnapshot",
     "SubmitResult",
     "TextPiece",
+    "TransitionLog",
     "VideoJob",
     "VideoPage",
     "WantedText",

@@ -10,7 +10,7 @@ argument there. In the SQL ``{name}`` is a text of the same file or of ``databas
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -30,10 +30,12 @@ from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, fork_job, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
 from omni_jobs.jobs.life.first_tries import FirstTry, begin_tries, end_tries, keep_try, lose_tries, take_try
+from omni_jobs.jobs.life.noted_changes import run_noting
 from omni_jobs.jobs.life.progress import report_progress
 from omni_jobs.jobs.life.report import withdraw
 from omni_jobs.jobs.life.snapshot import record_snapshots
 from omni_jobs.jobs.life.submit import known_keys, known_submits
+from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.order import advance
 from omni_jobs.jobs.order import paused_stages as paused
 from omni_jobs.jobs.read import calibrate, job_view, watched
@@ -50,6 +52,7 @@ from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
+from omni_jobs.observers import Observers
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 
@@ -62,7 +65,7 @@ def _writes(verb: Callable[Concatenate[Connection, P], T]) -> Callable[Concatena
 
     @wraps(verb)
     def method(jobs: "Jobs", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return jobs._db.run(lambda tx: verb(tx, *args, **kwargs))
+        return jobs._run(lambda tx: verb(tx, *args, **kwargs))
 
     return method
 
@@ -85,8 +88,15 @@ class Jobs:
     a method returns. Every method may raise DatabaseUnavailable.
     """
 
-    def __init__(self, db: Database, *, prune_after_s: float = 0.0, only_known_tenants: bool = False) -> None:
-        """Keep jobs in this database, whose schema is migrated.
+    def __init__(
+        self,
+        db: Database,
+        *,
+        prune_after_s: float = 0.0,
+        only_known_tenants: bool = False,
+        observers: Iterable[JobsObserver] = (),
+    ) -> None:
+        """Keep jobs in this database, whose schema is migrated, and tell the observers of the transitions made here.
 
         ``only_known_tenants``: submits and retries for a tenant without a row are refused as Unauthenticated.
         The pruner first reads a job that left no payloads ``prune_after_s`` after its end. Give
@@ -95,6 +105,11 @@ class Jobs:
         self._db = db
         self._prune_after_s = prune_after_s
         self._only_known_tenants = only_known_tenants
+        self._observers = Observers(observers)
+
+    def _run(self, transaction: Callable[[Connection], T]) -> T:
+        """Run a transaction, and tell the observers of its transitions once it is committed."""
+        return run_noting(self._db, transaction, lambda changes: self._observers.tell(JobsObserver.changed, changes))
 
     # A job's life.
 
@@ -106,7 +121,7 @@ class Jobs:
         if not jobs:
             return []
         rows = [submit.rows_of(job) for job in jobs]  # SQLite's other writers wait for the transaction
-        return self._db.run(lambda tx: submit.submit(tx, rows, self._only_known_tenants))
+        return self._run(lambda tx: submit.submit(tx, rows, self._only_known_tenants))
 
     def claim(
         self,
@@ -137,7 +152,7 @@ class Jobs:
             known = set(held).difference(each.stage_run_id for each in reports) if is_repeated else None
             return claim.claim(tx, worker_id, at_most, of_high, is_idle, known)._replace(outcomes=outcomes)
 
-        return self._db.run(transaction)
+        return self._run(transaction)
 
     report_progress = _writes(report_progress)
     record_snapshots = _writes(record_snapshots)
@@ -147,7 +162,7 @@ class Jobs:
 
         :func:`omni_jobs.jobs.life.report.report` says what becomes of each.
         """
-        return self._db.run(lambda tx: report.report(tx, reports, self._prune_after_s))
+        return self._run(lambda tx: report.report(tx, reports, self._prune_after_s))
 
     def cancel(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> JobState:
         """Cancel a job, and return its state afterwards. Raises NotFound, also for a job of another ``tenant``.
@@ -155,7 +170,7 @@ class Jobs:
         ``by``, here and below, is the actor whom the audit is to name (``omni_jobs.database.audit.Act``); None: nobody.
         """
         act = new_act(by, "cancel")
-        return self._db.run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant), act))
+        return self._run(lambda tx: report.cancel(tx, job_view.owned(tx, job_id, tenant), act))
 
     def retry(
         self,
@@ -170,7 +185,7 @@ class Jobs:
         :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises.
         """
         token, act = secrets.token_hex(8), new_act(by, "retry")  # the same in each try of the transaction
-        return self._db.run(
+        return self._run(
             lambda tx: retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, self._only_known_tenants, act)
         )
 
@@ -183,20 +198,20 @@ class Jobs:
         :func:`omni_jobs.jobs.life.fork_job.fork` says which, and what it raises.
         """
         rows, act = submit.rows_of(job), new_act(by, "fork")
-        return self._db.run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants, act))
+        return self._run(lambda tx: fork_job.fork(tx, rows, self._only_known_tenants, act))
 
     abandoned = _reads(abandoned)
 
     def ask_for(self, job_ids: Sequence[str]) -> None:
         """Note that somebody asks for these jobs. Write only for abandoned ones, because many ask and few are."""
         if left := self.abandoned(job_ids):
-            self._db.run(lambda tx: ask_for(tx, left))
+            self._run(lambda tx: ask_for(tx, left))
 
     def get_asked(self, job_id: str, tenant: str | None = None, detail: Detail = Detail.FINE) -> JobView:
         """Return the view of a job, as ``get`` does, to somebody who asks for the job, so that it goes on."""
         view, is_left = self._db.read(lambda tx: job_view.view_and_whether_left(tx, job_id, tenant, detail))
         if is_left and not view.status.is_final:
-            self._db.run(lambda tx: ask_for(tx, [job_id]))
+            self._run(lambda tx: ask_for(tx, [job_id]))
         return view
 
     def take_try(self, tenant: str, request: str, number: int) -> FirstTry | None:
@@ -211,7 +226,7 @@ class Jobs:
                 keep_try(tx, taken)
             return taken
 
-        return self._db.run(transaction)
+        return self._run(transaction)
 
     def note_requests(
         self,
@@ -236,7 +251,7 @@ class Jobs:
             end_tries(tx, ended)
             abandon(tx, left)
 
-        self._db.run(transaction)
+        self._run(transaction)
 
     def advance(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> None:
         """Bring a job that nobody has started to the front of its tenant's line, as ``advance_all`` does.
@@ -251,7 +266,7 @@ class Jobs:
                 many = f"more than {advance.MOST_BEFORE:,} jobs of its tenant stand before it, or it changes right now"
                 raise Conflict("the job has begun or ended" if has_begun else many, field="job_id")
 
-        self._db.run(transaction)
+        self._run(transaction)
 
     def delete(self, job_id: str, tenant: str | None = None, *, by: str | None = None) -> None:
         """Delete a job that has ended. Raises Conflict before that, and NotFound, also for a job of another ``tenant``.
@@ -259,7 +274,7 @@ class Jobs:
         A repeated call with a ``tenant`` raises NotFound too, because nothing tells whose the job was.
         """
         act = new_act(by, "delete")
-        self._db.run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant), act))
+        self._run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant), act))
 
     def cancel_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids."""
@@ -283,7 +298,7 @@ class Jobs:
         def transaction(tx: Connection) -> None:
             changed.update(verb(tx))
 
-        self._db.run(transaction)
+        self._run(transaction)
         return changed
 
     # A worker's life.
@@ -299,11 +314,11 @@ class Jobs:
 
     def pause(self, stage: StageId, *, by: str | None = None) -> None:
         """Pause a stage, as :func:`omni_jobs.jobs.order.paused_stages.pause` says."""
-        self._db.run(partial(paused.pause, stage=stage, act=new_act(by, "pause")))
+        self._run(partial(paused.pause, stage=stage, act=new_act(by, "pause")))
 
     def resume(self, stage: StageId, *, by: str | None = None) -> None:
         """End a stage's pause, as :func:`omni_jobs.jobs.order.paused_stages.resume` says."""
-        self._db.run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
+        self._run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
 
     paused_stages = _reads(paused.paused_stages)
 
@@ -311,7 +326,7 @@ class Jobs:
 
     def rescue(self, presence: DatabasePresence | None = None) -> RescueResult:
         """Do one round of the rescuer; :func:`omni_jobs.jobs.crew.rescue.rescue` says of what."""
-        return rescue.rescue(self._db, presence)
+        return rescue.rescue(self._run, self._db.read, presence)
 
     def calibrate(self) -> None:
         """Note what became of the estimates that are kept, make later ones better by it, and keep a few new ones.
@@ -319,7 +334,7 @@ class Jobs:
         The rescuer calls it with every round, one transaction a stage. Several processes may call it at once.
         """
         for line in self._db.read(calibrate.lines):
-            self._db.run(partial(calibrate.calibrate, line=line))
+            self._run(partial(calibrate.calibrate, line=line))
 
     def sample(self) -> Mapping[StageName, StageStanding] | None:
         """Take the sample of these ten seconds, and return how the stages stand; None if somebody has taken it.
@@ -330,7 +345,7 @@ class Jobs:
         if not self._db.read(sample.is_due):
             return None
         standings = self._db.read(sample.standings)
-        return standings if self._db.run(partial(sample.sample, standing=standings)) else None
+        return standings if self._run(partial(sample.sample, standing=standings)) else None
 
     # Retention.
 

@@ -330,6 +330,18 @@ class VideoPage(NamedTuple):
     has_more: bool
 
 
+class Change(NamedTuple):
+    """A transition that was committed: of a stage run to this state, or of a job if it names no stage run."""
+
+    job_id: str
+    state: JobState | StageRunState
+    stage_run_id: int | None = None
+    stage: str | None = None
+    attempt: int | None = None
+    worker: str | None = None  # that ran the attempt
+    error: Mapping[str, Any] | None = None  # OmniJobsError.to_dict, of an attempt or a job that ended in one
+
+
 @dataclass(frozen=True, slots=True)
 class RescueResult:
     """The result of ``Jobs.rescue``, one round of the rescuer."""

@@ -15,7 +15,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.http.metrics_server import MetricsServer
-from omni_jobs.jobs import DatabasePresence, Jobs
+from omni_jobs.jobs import DatabasePresence, Jobs, TransitionLog
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.maintenance.sampler import Sampler
@@ -58,10 +58,6 @@ class Rescuer(Rounds):
         rescued = self._jobs.rescue(self._presence)
         self._metrics.freed.inc(rescued.freed)
         self._metrics.expired.inc(rescued.expired)
-        if rescued.freed:
-            logger.warning("rescuer: took %d stage runs back from lost workers", rescued.freed)
-        if rescued.expired:
-            logger.info("rescuer: expired %d jobs", rescued.expired)
         try:
             self._broker.ring(rescued.queues)
         finally:  # which needs no broker
@@ -77,7 +73,7 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     metrics = RescuerMetrics()
     database = Database(settings.resolved_database_url, observers=[DatabaseMetrics(metrics)])
-    jobs = Jobs(database)
+    jobs = Jobs(database, observers=[TransitionLog()])
     broker = Broker(settings, pipelines)
     rescuer = Rescuer(jobs, broker, settings.rescue_every_s, round_file, lease_s=settings.lease_s, metrics=metrics)
     pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database), metrics=metrics)

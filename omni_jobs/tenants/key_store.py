@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import re
 import secrets
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -18,12 +17,12 @@ from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import ApiKeyRow, TenantRow
 from omni_jobs.errors import DatabaseUnavailable, InvalidRequest, NotFound
+from omni_jobs.logs.secrets import API_KEY
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.tenants.tenant_limits import Limits
 
 logger = logging.getLogger(__name__)
 
-_KEY = re.compile(r"omni_[A-Za-z0-9_-]{43}")
 _HINT_CHARACTERS = 9  # "omni_" and four more: 24 of the 256 random bits
 _HOUR_S = 3600
 _LONGEST_LIFE_S = 10 * 365 * 86_400.0
@@ -53,12 +52,7 @@ class NewApiKey(ApiKeyView):
 
 def digest_of(key: str) -> str | None:
     """Return the digest by which SQL knows a key; None for a text that is no key."""
-    return hashlib.sha256(key.encode()).hexdigest() if _KEY.fullmatch(key) else None
-
-
-def mask_keys(text: str) -> str:
-    """Return the text with each API key in it cut to its hint, so that logs and answers may show it."""
-    return _KEY.sub(lambda found: f"{found[0][:_HINT_CHARACTERS]}…", text)
+    return hashlib.sha256(key.encode()).hexdigest() if API_KEY.fullmatch(key) else None
 
 
 def caller_of(row: Any) -> Caller:

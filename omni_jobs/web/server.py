@@ -7,8 +7,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_jobs.api.services import Services
-from omni_jobs.http.log_lines import log_config
 from omni_jobs.http.protocol import bounded_protocol
+from omni_jobs.http.server_logs import server_config
 from omni_jobs.settings import Settings
 from omni_jobs.web.app import create_app
 
@@ -38,7 +38,7 @@ class BoundedServer(uvicorn.Server):
                 timeout_keep_alive=_IDLE_S,
                 server_header=False,
                 forwarded_allow_ips=list(settings.trusted_proxies),
-                log_config=log_config(),
+                log_config=server_config(settings),
                 **options,
             )
         )

@@ -24,7 +24,7 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced
-from omni_jobs.jobs import Jobs, NewWorker, Retention
+from omni_jobs.jobs import Jobs, NewWorker, Retention, TransitionLog
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -90,7 +90,8 @@ class StageHost:
             observers=[DatabaseMetrics(self._metrics)],
         )
         self._relay = Relay(app.broker, [DoorbellMetrics(self._metrics)])
-        jobs = Jobs(self._database, prune_after_s=Retention.of(settings).without_payloads_s)
+        prune_after_s = Retention.of(settings).without_payloads_s
+        jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=[TransitionLog()])
         self.worker = self._new_worker(slot)
         self._ledger = Ledger(
             jobs,

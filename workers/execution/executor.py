@@ -14,6 +14,7 @@ from typing import Any
 
 from omni_jobs.errors import Fenced, StageError
 from omni_jobs.jobs import Claim, Claims, Completion
+from omni_jobs.logs.context import RunNames, current_run
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
@@ -170,6 +171,8 @@ class Executor:
         """Run one claimed stage run; record its end, whatever end that is, and free its slot."""
         claim, observed = run.claim, run.observed
         CURRENT_RUN.set(claim.stage_run_id)
+        worker_id = self._ledger.worker.worker_id
+        current_run.set(RunNames(claim.job_id, claim.stage_run_id, claim.stage, claim.attempt, worker_id))
         run.started = True
         snapshots = self._snapshots.of(claim)
         result = LOST

@@ -61,9 +61,6 @@ class RunEnds:
         """
         attempts = [(claim.stage_run_id, claim.attempt) for claim in claims]
         failed = [attempt for attempt in attempts if attempt[0] in blamed]
-        logger.warning(
-            "stage runs given up: %s have failed, %s are handed back", failed, sorted({*attempts} - {*failed})
-        )
         error = self._hang_error(reason)
         return self._ledger.give_up(
             [
@@ -80,7 +77,6 @@ class RunEnds:
     async def fail(self, claim: Claim, exception: BaseException) -> RunResult:
         """Record the error of a stage run, and return the result. The error of an engine ends the worker."""
         error = self._as_error(claim, exception)
-        logger.warning("stage run %d of %s: attempt %d: %s", claim.stage_run_id, claim.job_id, claim.attempt, error)
         engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
             # Before the report, because the next attempt may be claimed at once.

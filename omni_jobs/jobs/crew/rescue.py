@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, select
 
 from omni_jobs.database.clock import now
-from omni_jobs.database.database import Database
 from omni_jobs.jobs.crew import lease
 from omni_jobs.jobs.life import abandon, expire
 from omni_jobs.jobs.life.first_tries import forget_tries
@@ -18,6 +17,12 @@ from omni_jobs.jobs.values import RescueResult
 T = TypeVar("T")
 
 _NOW = select(now())
+
+
+class Transactions(Protocol):
+    """Calls a function inside a transaction, and returns what it returned."""
+
+    def __call__(self, transaction: Callable[[Connection], T], /) -> T: ...
 
 
 class DatabasePresence:
@@ -45,14 +50,15 @@ class DatabasePresence:
         return self._since
 
 
-def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
+def rescue(write: Transactions, read: Transactions, presence: DatabasePresence | None) -> RescueResult:
     """Free the stage runs of workers without a lease, expire late jobs, cancel abandoned ones, and let in jobs where
     a limit was changed.
 
     Return how many were freed and expired, and the queues to ring. Several processes may call it at once. With
     ``presence``, which a rescuer keeps from round to round, it waits for workers and clients that may only have missed
     the database: since that is there again, each worker has a whole lease of its own to renew, and each client its time
-    to ask for its job. Without it the database counts as never away.
+    to ask for its job. Without it the database counts as never away. ``write`` and ``read`` run transactions, as the
+    database's ``run`` and ``read`` do.
     """
 
     def run(step: Callable[[Connection], T]) -> T:
@@ -60,9 +66,9 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
             _note(tx, presence)  # in each transaction, because a round may be long
             return step(tx)
 
-        return db.run(noted)
+        return write(noted)
 
-    db.run(lambda tx: lease.remove_lost(tx, _note(tx, presence)))
+    write(lambda tx: lease.remove_lost(tx, _note(tx, presence)))
     freed, queues = 0, set[str]()
     number = lease.FREED_AT_ONCE
     while number == lease.FREED_AT_ONCE:
@@ -77,12 +83,12 @@ def rescue(db: Database, presence: DatabasePresence | None) -> RescueResult:
         queues |= more_queues
     number = abandon.CANCELLED_AT_ONCE
     while number >= abandon.CANCELLED_AT_ONCE:
-        number, more_queues = db.run(lambda tx: abandon.cancel_abandoned(tx, _note(tx, presence)))
+        number, more_queues = write(lambda tx: abandon.cancel_abandoned(tx, _note(tx, presence)))
         queues |= more_queues
     for forget in (watched.forget_unwatched, forget_tries):
         while run(forget):
             pass
-    for tenant in db.read(quota.tenants_with_held_jobs):
+    for tenant in read(quota.tenants_with_held_jobs):
         while more_queues := run(partial(quota.let_in, tenants=[tenant])):
             queues |= more_queues
     return RescueResult(freed, queues, expired)

@@ -17,9 +17,11 @@ from sqlalchemy import Connection
 from omni_jobs.database.statement import Statements, execute_pipelined, listed
 from omni_jobs.database.tables import decode_json
 from omni_jobs.errors import Fenced
+from omni_jobs.jobs.life.noted_changes import note
 from omni_jobs.jobs.life.successors import retry_limits, stage_names
-from omni_jobs.jobs.values import Claim, Claims, StoredSnapshot
+from omni_jobs.jobs.values import Change, Claim, Claims, StoredSnapshot
 from omni_jobs.retry import is_last_chance
+from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import ObjectRef
 
 _sql = Statements(__file__)
@@ -86,7 +88,7 @@ def _started(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -
     if not ids:
         return []
     claimed = {"ids": listed(ids)}
-    _, stage_runs, jobs, payloads, _ = execute_pipelined(
+    started, stage_runs, jobs, payloads, _ = execute_pipelined(
         tx,
         [
             (_sql["start_unless_locked"], claimed),
@@ -96,7 +98,10 @@ def _started(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -
             (_sql["note_turn_of_line" if of_high else "note_turn"], claimed | {"worker": worker_id}),
         ],
     )
+    running, in_progress = StageRunState.RUNNING, JobState.IN_PROGRESS
     job_of_id = {job[0]: job for job in jobs}
+    note([Change(job_id, in_progress) for (job_id,) in started])
+    note([Change(job_id, running, id_, stage, attempt, worker_id) for id_, job_id, stage, attempt, *_ in stage_runs])
     payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline, _ in payloads}
     maker_of = {(job_id, stage): maker for job_id, stage, _, _, maker in payloads if maker is not None}
     return [_claim(run, job_of_id[run[1]], payload_of, maker_of) for run in stage_runs]

@@ -22,11 +22,13 @@ from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.life.abandon import ask_for
 from omni_jobs.jobs.life.kept_artifacts import check_artifacts
+from omni_jobs.jobs.life.noted_changes import note
 from omni_jobs.jobs.life.successors import QUOTA, Run
 from omni_jobs.jobs.life.transition import INSERT_EVENT, QUEUE_IF_PENDING, JobTransition
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.order.take_turns import take_turns
 from omni_jobs.jobs.order.virtual_times import Wish
+from omni_jobs.jobs.values import Change
 from omni_jobs.priority import Priority
 from omni_jobs.states import JobState, StageRunState
 
@@ -127,6 +129,7 @@ def retry(
     stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
     if act is not None:
         act.note(tx, job_id, transition.only_tenant([job_id]), from_stage=from_stage)
+    note([Change(job_id, JobState.QUEUED)])
     return queues
 
 

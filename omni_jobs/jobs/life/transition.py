@@ -22,9 +22,10 @@ from omni_jobs.jobs.keep import stored_bytes, usage
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
 from omni_jobs.jobs.keep.retention import leaves_no_payloads
 from omni_jobs.jobs.life.fingerprint import fingerprint
+from omni_jobs.jobs.life.noted_changes import note
 from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.order import quota
-from omni_jobs.jobs.values import Completion, StoredSnapshot
+from omni_jobs.jobs.values import Change, Completion, StoredSnapshot
 from omni_jobs.retry import is_last_chance, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
@@ -103,6 +104,7 @@ class JobTransition:
         self._requeued_at_once: list[Run] = []
         self._job_errors: dict[str, Mapping[str, Any]] = {}
         self._rows: dict[BulkStatement, Rows] = {statement: [] for statement in _WRITTEN}
+        self._changes: list[Change] = []
 
     @classmethod
     def of_job(cls, tx: Connection, job_id: str) -> Self:
@@ -153,6 +155,7 @@ class JobTransition:
     def succeed(self, run: Run, completion: Completion) -> None:
         """Note that a running stage run of an active job has succeeded."""
         run.state = StageRunState.SUCCEEDED
+        self._note_run(run)
         self._use(run, completion.device_s, completion.made)
         self._drop_snapshot(run)
         ref = completion.payload
@@ -194,9 +197,9 @@ class JobTransition:
         )
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
-            self._end(run, StageRunState.CANCELLED)
+            self._end(run, StageRunState.CANCELLED, details)
         elif delay_s is not None:
-            self._requeue(run, delay_s)
+            self._requeue(run, delay_s, details)
         else:
             if retry_class in _HARM:
                 details = Quarantined(
@@ -205,7 +208,7 @@ class JobTransition:
                     stage=run.stage,
                 ).to_dict()
             self._job_errors[run.job_id] = details
-            self._end(run, StageRunState.FAILED)
+            self._end(run, StageRunState.FAILED, details)
 
     def hand_back(self, run: Run, device_s: float = 0.0) -> None:
         """Note that a running stage run ended without a result or an error, which counts as no failure.
@@ -228,8 +231,9 @@ class JobTransition:
         else:
             usage.add(used, run.usage)
 
-    def _requeue(self, run: Run, delay_s: float) -> None:
+    def _requeue(self, run: Run, delay_s: float, error: Mapping[str, Any] | None = None) -> None:
         run.state = StageRunState.QUEUED
+        self._note_run(run, error)
         run.owner = None
         due = self.now + delay_s
         reason = "retry_backoff" if delay_s else None
@@ -240,8 +244,9 @@ class JobTransition:
         if not delay_s:
             self._requeued_at_once.append(run)
 
-    def _end(self, run: Run, state: StageRunState) -> None:
+    def _end(self, run: Run, state: StageRunState, error: Mapping[str, Any] | None = None) -> None:
         run.state = state
+        self._note_run(run, error)
         self._drop_snapshot(run)
         self._rows[_END_IF_RUNNING].append(
             (run.id, run.attempt, state.value, _json_or_none(run.failures), self.now, _json_or_none(run.usage))
@@ -252,6 +257,9 @@ class JobTransition:
         if run.snapshot is not None:
             self._rows[INSERT_GARBAGE] += [(run.job_id, key) for key in run.snapshot.keys]
             run.snapshot = None
+
+    def _note_run(self, run: Run, error: Mapping[str, Any] | None = None) -> None:
+        self._changes.append(Change(run.job_id, run.state, run.id, run.stage, run.attempt, run.owner, error))
 
     def stop(self, errors: Mapping[str, Expired | None]) -> None:
         """Cancel the waiting stage runs of these active jobs, and ask their running ones to end.
@@ -275,6 +283,8 @@ class JobTransition:
         cancelled = [by_id[id_] for (id_,) in _sql["cancel_if_waiting"].rows(self._tx, parameters)]
         snapshots = [(run.job_id, run.snapshot) for run in cancelled if run.snapshot is not None]
         INSERT_GARBAGE.run(self._tx, [(job_id, key) for job_id, snapshot in snapshots for key in snapshot.keys])
+        state = StageRunState.CANCELLED
+        self._changes += [Change(run.job_id, state, run.id, run.stage, run.attempt) for run in cancelled]
 
     # What follows.
 
@@ -299,8 +309,18 @@ class JobTransition:
         self._end_quota()
         for run in to_queue:
             run.state = StageRunState.QUEUED
+            self._note_run(run)
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
+        note(self._changes + self._job_changes())
+
+    def _job_changes(self) -> list[Change]:
+        """Return the transitions of the jobs themselves, which come after those of their stage runs."""
+        return [
+            Change(job_id, state, error=self._job_errors.get(job_id))
+            for job_id, state in self.states.items()
+            if state is not self._stored_states[job_id]
+        ]
 
     def _note_job(self, job_id: str, ending: JobState, prune_after_s: float) -> None:
         """Note the new state of a job and its event, unless the job has this state already."""

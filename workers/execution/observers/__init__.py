@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.observers import Observers
+from workers.execution.observers.hidden_texts import HiddenTexts
 from workers.execution.observers.progress import ProgressReports
 from workers.execution.observers.run_metrics import RunMetrics
 from workers.execution.observers.run_observer import RunObserver
@@ -16,4 +17,4 @@ if TYPE_CHECKING:
 
 def run_observers(ledger: Ledger, metrics: WorkerMetrics) -> Observers[RunObserver]:
     """Return the observers of a worker's stage runs: another one is a file beside this, and a line here."""
-    return Observers([ProgressReports(ledger), RunMetrics(metrics)])
+    return Observers([HiddenTexts(), ProgressReports(ledger), RunMetrics(metrics)])

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import uvloop
 
 from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StorageError, StorageUnavailable
+from omni_jobs.logs.setup import configure
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from workers.parent_death import end_with_parent
@@ -190,7 +191,7 @@ if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s/engine] %(message)s")
+    configure("json" if os.environ.get("OMNI_JOBS_LOG") == "json" else "text", "engine")
     uvloop.run(_main(socket.socket(fileno=int(sys.argv[1]))))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

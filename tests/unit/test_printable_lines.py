@@ -1,4 +1,4 @@
-"""workers.consumer.log_lines: a worker's log, as Celery sets it up, steers no terminal."""
+"""omni_jobs.logs.printable: a worker's log, as Celery sets it up, steers no terminal."""
 
 import io
 import logging
@@ -7,14 +7,14 @@ import pytest
 from celery import Celery
 
 import workers.app  # noqa: F401  (connects the receiver)
-from workers.consumer.log_lines import PrintableLines
+from omni_jobs.logs.line_filter import LineFilter
 
 EVIL = "\x1b]0;pwned\x07 \x9b31m \u202eback \r\x08\u2066"
 
 
 def lines_of(*args: object, exc_info: BaseException | None = None) -> str:
     record = logging.LogRecord("workers", logging.WARNING, "", 0, *args, exc_info and (type(exc_info), exc_info, None))  # type: ignore[arg-type]
-    assert PrintableLines().filter(record)
+    assert LineFilter().filter(record)
     return logging.Formatter().format(record)
 
 
