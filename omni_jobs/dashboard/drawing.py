@@ -6,6 +6,7 @@ from typing import Final
 
 BOX_WIDTH: Final = 208
 BOX_HEIGHT: Final = 90
+RATED_HEIGHT: Final = 107  # of boxes that have a line for the rate as well
 _GAP: Final = 44  # between two columns
 _LINE_GAP: Final = 12  # between two boxes of a column
 _ROWS: Final = 2  # of stages without lines, at least, before another column begins
@@ -31,7 +32,7 @@ class Drawing:
     lines: Sequence[str]
 
 
-def drawn(inputs: Mapping[str, Sequence[str]]) -> Drawing:
+def drawn(inputs: Mapping[str, Sequence[str]], box_height: int = BOX_HEIGHT) -> Drawing:
     """Return the drawing of stages, given with their ``inputs``, the stages that feed them; none feeds itself.
 
     A stage stands one column behind the last of those that feed it, and stages without any line behind all others.
@@ -39,15 +40,20 @@ def drawn(inputs: Mapping[str, Sequence[str]]) -> Drawing:
     """
     of_column = _columns(inputs)
     most = max(map(len, of_column.values()), default=0)
-    height = most * BOX_HEIGHT + max(0, most - 1) * _LINE_GAP
+    height = most * box_height + max(0, most - 1) * _LINE_GAP
     boxes: dict[str, Box] = {}
     for column, stages in of_column.items():
-        its_height = len(stages) * BOX_HEIGHT + (len(stages) - 1) * _LINE_GAP
+        its_height = len(stages) * box_height + (len(stages) - 1) * _LINE_GAP
         top = _MARGIN + (height - its_height) // 2
         for row, stage in enumerate(stages):
             x = _MARGIN + column * (BOX_WIDTH + _GAP)
-            boxes[stage] = Box(stage, x, top + row * (BOX_HEIGHT + _LINE_GAP))
-    lines = [_line(boxes[each], boxes[stage]) for stage, feeds in inputs.items() for each in feeds if each in boxes]
+            boxes[stage] = Box(stage, x, top + row * (box_height + _LINE_GAP))
+    lines = [
+        _line(boxes[each], boxes[stage], box_height)
+        for stage, feeds in inputs.items()
+        for each in feeds
+        if each in boxes
+    ]
     width = max((box.x for box in boxes.values()), default=0) + BOX_WIDTH + _MARGIN
     return Drawing(width, height + 2 * _MARGIN, list(boxes.values()), lines)
 
@@ -71,8 +77,8 @@ def _columns(inputs: Mapping[str, Sequence[str]]) -> dict[int, list[str]]:
     return of_column
 
 
-def _line(begin: Box, end: Box) -> str:
-    x, y = begin.x + BOX_WIDTH, begin.y + BOX_HEIGHT // 2
-    to_x, to_y = end.x, end.y + BOX_HEIGHT // 2
+def _line(begin: Box, end: Box, box_height: int) -> str:
+    x, y = begin.x + BOX_WIDTH, begin.y + box_height // 2
+    to_x, to_y = end.x, end.y + box_height // 2
     bend = _GAP // 2
     return f"M{x} {y}C{x + bend} {y} {to_x - bend} {to_y} {to_x} {to_y}"

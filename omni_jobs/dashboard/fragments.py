@@ -9,6 +9,7 @@ from typing import Any, Final
 from omni_jobs.watch.cached_value import CachedValue
 
 _KEPT_S: Final = 1.0
+_MOST_KEPT_S: Final = 4.0  # however long it takes on a busy machine, because people wait for what they see
 _MOST: Final = 256  # a page of jobs has some 100 kB
 
 
@@ -48,7 +49,9 @@ class Fragments:
         """
         key = (tenant, name)
         if key not in self._kept:
-            self._kept[key] = CachedValue(lambda: Fragment.of(render()), run, least_kept_s=_KEPT_S)
+            self._kept[key] = CachedValue(
+                lambda: Fragment.of(render()), run, least_kept_s=_KEPT_S, most_kept_s=_MOST_KEPT_S
+            )
             if len(self._kept) > _MOST:
                 self._kept.popitem(last=False)
         kept = self._kept[key]

@@ -14,7 +14,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.snippets import snippets_of
 from omni_jobs.dashboard.templates import shortened
-from omni_jobs.dashboard.timeline import timeline_of
+from omni_jobs.dashboard.timeline import timeline_of, words_of
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.browsers import SHOWN_TYPES
@@ -58,6 +58,7 @@ async def _content(visit: Visit, job_id: str, *, with_text: bool) -> Fragment:
             "job": job,
             "events": events[-_MOST_EVENTS:],
             "timeline": timeline_of(job, now),
+            "words_of": words_of,
             "with_text": with_text,
             "made": _made(job),
             "kind_of": _kind_of,

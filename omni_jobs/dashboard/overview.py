@@ -8,18 +8,21 @@ from typing import Any, Final
 from fastapi import APIRouter, Response
 
 from omni_jobs.api.stage_loads import StageLoad, is_shown_picture, stage_loads, without_long_progress
-from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, Drawing, drawn
+from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, RATED_HEIGHT, Drawing, drawn
 from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.needs_a_person import SAMPLED_S, needs_of
 from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.rates import Rate, rates_of
 from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
-from omni_jobs.jobs import JobFilter
+from omni_jobs.jobs import FINE_S, JobFilter, StageName
 from omni_jobs.views import JobView
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _NEWEST: Final = 12
+_RATED_S: Final = 70.0  # six samples of ten seconds, and the one that goes on
 _SEEN_FOR_WAITS: Final = 60  # of the newest jobs: why they wait tells why a stage stands still
 
 
@@ -31,6 +34,7 @@ class StageBox:
     x: int
     y: int
     trouble: str | None
+    rate: Rate | None  # of the last minute; None: nothing has ended, or the caller does not see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,17 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         workers = list(services.jobs.workers())
         loads = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
         newest = services.jobs.list(JobFilter(tenant=caller.sees), limit=_SEEN_FOR_WAITS, brief=True).jobs
-    pipelines = _drawings(visit, loads, newest)
+        now = datetime.now(UTC)
+        until = now.timestamp()
+        # What all stages do tells of other tenants' jobs.
+        samples = services.jobs.stage_samples(FINE_S, until - SAMPLED_S, until) if caller.operates else []
+        needs = needs_of(services, caller, now, workers, samples)
+    rates = rates_of(each for each in samples if each.at >= until - _RATED_S)
+    height = RATED_HEIGHT if rates else BOX_HEIGHT
+    pipelines = _drawings(visit, loads, newest, rates, height)
     return {
-        "now": datetime.now(UTC),
+        "now": now,
+        "needs": needs,
         "jobs": counts.jobs,
         "busy": [each for each in pipelines if not each.is_quiet],
         "quiet": [each for each in pipelines if each.is_quiet],
@@ -91,11 +103,17 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         "newest": [below(visit.root, _short(job)) for job in newest[:_NEWEST]],
         "is_shown_picture": is_shown_picture,
         "box_width": BOX_WIDTH,
-        "box_height": BOX_HEIGHT,
+        "box_height": height,
     }
 
 
-def _drawings(visit: Visit, loads: Sequence[StageLoad], newest: Sequence[JobView]) -> list[PipelineDrawing]:
+def _drawings(
+    visit: Visit,
+    loads: Sequence[StageLoad],
+    newest: Sequence[JobView],
+    rates: Mapping[StageName, Rate],
+    box_height: int,
+) -> list[PipelineDrawing]:
     """Return the pipelines: those in trouble first, then those with work, then those with workers."""
     served = visit.services.pipelines
     waits = {(job.pipeline, job.waiting.stage): job.waiting.reason for job in newest if job.waiting is not None}
@@ -106,10 +124,16 @@ def _drawings(visit: Visit, loads: Sequence[StageLoad], newest: Sequence[JobView
     for name, its_loads in of_pipelines.items():
         stages = served[name].stages if name in served else {}
         inputs = {load.stage: list(stages[load.stage].inputs) if load.stage in stages else [] for load in its_loads}
-        drawing = drawn(inputs)
+        drawing = drawn(inputs, box_height)
         by_stage = {load.stage: load for load in its_loads}
         boxes = [
-            StageBox(load, box.x, box.y, trouble_of(load, waits.get((name, box.stage)), is_served=name in served))
+            StageBox(
+                load,
+                box.x,
+                box.y,
+                trouble_of(load, waits.get((name, box.stage)), is_served=name in served),
+                rates.get(StageName(name, box.stage)),
+            )
             for box in drawing.boxes
             for load in [by_stage[box.stage]]
         ]

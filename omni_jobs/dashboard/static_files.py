@@ -18,6 +18,7 @@ STATIC: Final = Path(str(files("omni_jobs.dashboard"))) / "static"
 """Where the files lie."""
 
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_BASE_STYLE: Final = "styles/base.css"
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 router = APIRouter(include_in_schema=False)
@@ -28,6 +29,15 @@ def static_files() -> dict[str, bytes]:
     """Return the files by their paths below ``STATIC``: 300 kB, read once."""
     found = sorted(path for path in STATIC.rglob("*") if path.is_file())
     return {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in found}
+
+
+@cache
+def _base_style() -> bytes:
+    """Return the style of every page, Pico's and the frame's over it.
+
+    They are one file, because with Pico's alone a browser asks for its icons, which the policy does not allow.
+    """
+    return static_files()["vendor/pico.css"] + b"\n" + static_files()["styles/frame.css"]
 
 
 @cache
@@ -42,7 +52,7 @@ def static_version() -> str:
 @router.get("/static/{version}/{name:path}")
 async def get_static_file(request: Request, version: str, name: str) -> Response:
     """Return a file. A page of another version of this server gets the file as it is here, and does not keep it."""
-    data = static_files().get(name)
+    data = _base_style() if name == _BASE_STYLE else static_files().get(name)
     if data is None:
         raise NotFound(f"there is no file {name!r:.80}")
     etag = f'"{static_version()}"'

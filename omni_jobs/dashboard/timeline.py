@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
+from omni_jobs.dashboard.templates import bytes_text, seconds_between, shortened, span
 from omni_jobs.states import StageRunState
 from omni_jobs.views import JobView, StageRunView
 
@@ -91,6 +92,28 @@ def _last(stage: StageRunView, since: datetime | None, end: datetime) -> list[tu
     )
     word = {"succeeded": "ran", "cancelled": "ran until it was cancelled", "running": "runs"}[kind]
     return [*parts, (kind, begun, stage.finished_at or end, f"attempt {stage.attempt} {word}")]
+
+
+def words_of(stage: StageRunView) -> list[str]:
+    """Return what stands beside the line of a stage: how far it is, how long it ran, what it handed on."""
+    words = []
+    progress = stage.progress
+    if stage.status is StageRunState.RUNNING and progress is not None:
+        total = "" if progress.total is None else f" / {progress.total:,}"
+        words.append(f"{progress.done:,}{total} {shortened(progress.unit, 40)}")
+    elif stage.status is StageRunState.SUCCEEDED:
+        words.append(span(seconds_between(stage.started_at, stage.finished_at)))
+        if progress is not None:
+            words.append(f"{progress.done:,} {shortened(progress.unit, 40)}")
+    elif stage.reason is not None:
+        words.append(stage.reason.replace("_", " "))
+    if progress is not None and progress.resumed_at is not None:
+        words.append(f"resumed at {progress.resumed_at:,}")
+    if stage.attempt > 1:
+        words.append(f"attempt {stage.attempt}")
+    if stage.payload_bytes:
+        words.append(f"hands on {bytes_text(stage.payload_bytes)}")
+    return words
 
 
 def _ticks(whole: float) -> list[tuple[float, float]]:

@@ -1,6 +1,7 @@
 """``CachedValue``: caches a value that many requests read and that takes long to compute."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class CachedValue(Generic[T]):
     """Caches a value: the longer it takes to compute, the longer it is kept. For one event loop.
 
     A value that takes less than 50 ms is kept for ``least_kept_s``. Any other is kept for 20 times as long as it took,
-    if that is longer. It is computed once for all who ask meanwhile: they get the old value if it is less than twice as
-    old as that, or else wait.
+    if that is longer, and for ``most_kept_s`` at the most. It is computed once for all who ask meanwhile: they get the
+    old value if it is less than twice as old as that, or else wait.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class CachedValue(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         *,
         least_kept_s: float = 0.0,
+        most_kept_s: float = math.inf,
     ) -> None:
         """``compute`` makes the value, and ``run`` calls a function on a thread. ``clock`` returns seconds."""
         self._compute = compute
         self._run = run
         self._clock = clock
         self._least_kept_s = least_kept_s
+        self._most_kept_s = most_kept_s
         self._kept: _Computed[T] | None = None
         self._going: asyncio.Task[T] | None = None
 
@@ -67,7 +70,8 @@ class CachedValue(Generic[T]):
         began = self._clock()
         value = self._compute()
         took = self._clock() - began
-        return _Computed(value, began, max(self._least_kept_s, 0.0 if took <= _CHEAP_S else _KEPT_PER_COST * took))
+        kept_s = max(self._least_kept_s, 0.0 if took <= _CHEAP_S else _KEPT_PER_COST * took)
+        return _Computed(value, began, min(kept_s, self._most_kept_s))
 
 
 def _take_error(going: asyncio.Task[T]) -> None:

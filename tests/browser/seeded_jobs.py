@@ -56,8 +56,10 @@ class Hands:
         [claim] = [each for each in claims if each.job_id == job_id]
         return claim
 
-    def told(self, claim: Claim, done: int, total: int | None = 64, text: str | None = None, **more: str) -> None:
-        report = ProgressReport(claim.stage_run_id, claim.attempt, done, total, "tokens", text=text, **more)
+    def told(
+        self, claim: Claim, done: int, total: int | None = 64, *, unit: str = "tokens", **more: str | None
+    ) -> None:
+        report = ProgressReport(claim.stage_run_id, claim.attempt, done, total, unit, **more)  # type: ignore[arg-type]
         self.api.services.jobs.report_progress([report])
 
     def wrote(self, claim: Claim, start: int, text: str) -> None:

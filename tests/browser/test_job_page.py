@@ -3,6 +3,7 @@
 from playwright.sync_api import expect
 
 from omni_jobs.errors import WorkerLost
+from omni_jobs.jobs import MOST_TEXT
 from tests.browser.seeded_jobs import Hands, one_of_each, tone
 from tests.browser.visitor import Visitor, check_looks
 from tests.integration.api_server import ApiServer
@@ -31,6 +32,20 @@ def test_the_text_of_a_job_grows_and_becomes_its_result(api: ApiServer, visitor:
     expect(page.locator(".state.completed")).to_be_visible()
     expect(page.get_by_label("text", exact=True)).to_have_text("The end.")
     expect(growing).to_have_count(0)
+
+
+def test_a_text_that_is_too_long_for_the_first_answer_comes_whole(api: ApiServer, visitor: Visitor) -> None:
+    hands, page = Hands(api), visitor.page
+    job, text = hands.submitted(), "".join(f"{n} " for n in range(20_000))
+    assert len(text) > MOST_TEXT
+    claim = hands.claimed(job)
+    hands.told(claim, 3, text=text)
+    page.goto(f"/jobs/{job}")
+    hands.wrote(claim, 0, text)
+    growing = page.get_by_label("text of first")
+    expect(growing).to_contain_text("0 1 2 3 ")
+    expect(growing).to_contain_text(text[-100:].strip())
+    assert len(growing.text_content() or "") == len(text)
 
 
 def test_a_sound_has_a_waveform_and_plays(api: ApiServer, visitor: Visitor) -> None:

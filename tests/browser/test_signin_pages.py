@@ -32,6 +32,14 @@ def test_the_sign_in_looks_well(key: str, visitor: Visitor) -> None:
     check_looks(visitor, "/signin")
 
 
+def test_a_wrong_key_is_refused_in_a_sentence(key: str, visitor: Visitor) -> None:
+    visitor.page.goto("/signin")
+    visitor.page.get_by_label("API key").fill("omni_" + "x" * 43)
+    visitor.page.get_by_role("button", name="Sign in").click()
+    expect(visitor.page.get_by_role("alert")).to_contain_text("API key")
+    assert visitor.faults() == []
+
+
 def test_a_key_signs_in_also_without_javascript(key: str, api: ApiServer, browser: Browser) -> None:
     with browser.new_context(base_url=f"http://localhost:{api.port}", java_script_enabled=False) as context:
         page = context.new_page()

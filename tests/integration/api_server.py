@@ -80,13 +80,14 @@ def parsed_error(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
 
 
 @contextmanager
-def serve(settings: Settings, *, gives_up_after_s: float | None = None) -> Iterator[ApiServer]:
+def serve(settings: Settings, *, gives_up_after_s: float | None = None, port: int = 0) -> Iterator[ApiServer]:
     """A server in a thread until the context ends.
 
+    ``port``: of a server that has ended; 0: any.
     ``gives_up_after_s``: how long it tries a transaction again, for tests of a database that is away.
     """
     started = threading.Event()
-    server = _Server(settings.model_copy(update={"api_host": "127.0.0.1", "api_port": 0}), started)
+    server = _Server(settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port}), started)
     thread = threading.Thread(target=server.run, name="api")
     thread.start()
     try:

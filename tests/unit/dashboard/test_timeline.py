@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.dashboard.timeline import StageLine, timeline_of
+from omni_jobs.dashboard.timeline import StageLine, timeline_of, words_of
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.views import AttemptErrorView, JobView, StageRunView
+from omni_jobs.views import AttemptErrorView, JobView, ProgressView, StageRunView
 
 BEGIN = datetime(2026, 11, 27, 9, 0, tzinfo=UTC)
 
@@ -69,6 +69,17 @@ def test_what_was_short_is_seen_and_nothing_leaves_the_scale() -> None:
     for bar in line.bars:
         assert bar.width >= 0.3
         assert 0 <= bar.left <= bar.left + bar.width <= 100.01
+
+
+def test_the_words_beside_a_line_tell_how_it_went() -> None:
+    assert words_of(stage("pending", None, None, None)) == []
+    assert words_of(stage("failed", 0, 1, 2, (1.0, 2.0))) == ["attempt 3"]
+    its = stage("running", 0, 20, None)
+    progress = ProgressView(done=1200, total=5000, unit="tokens", resumed_at=200)
+    assert words_of(its.model_copy(update={"progress": progress})) == ["1,200 / 5,000 tokens", "resumed at 200"]
+    its = stage("succeeded", 0, 20, 60).model_copy(update={"progress": progress, "payload_bytes": 2_000})
+    assert words_of(its) == ["40.0 s", "1,200 tokens", "resumed at 200", "hands on 2.0 kB"]
+    assert words_of(stage("queued", 0, None, None).model_copy(update={"reason": "no_worker"})) == ["no worker"]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 1, 7, 100, 3000, 90_000, 30 * 86_400.0])

@@ -33,8 +33,8 @@ class Table:
         self.now += self.takes_s
         return self.counts
 
-    def cached(self, least_kept_s: float = 0.0) -> CachedValue[int]:
-        return CachedValue(self.count, run_sync, clock=lambda: self.now, least_kept_s=least_kept_s)
+    def cached(self, **kept: float) -> CachedValue[int]:
+        return CachedValue(self.count, run_sync, clock=lambda: self.now, **kept)
 
     async def counting(self, cached: CachedValue[int]) -> asyncio.Task[int]:
         """Begin a count that goes on until ``open`` is set."""
@@ -65,6 +65,14 @@ async def test_what_takes_long_is_kept_for_a_while() -> None:
     table.now += 9.0
     assert await cached.get() == 1
     table.now += 1.0
+    assert await cached.get() == 2
+
+
+async def test_nothing_is_kept_for_longer_than_its_owner_says() -> None:
+    table = Table(takes_s=0.5)
+    cached = table.cached(least_kept_s=1.0, most_kept_s=4.0)
+    assert [await cached.get() for _ in range(3)] == [1, 1, 1]
+    table.now += 4.0
     assert await cached.get() == 2
 
 

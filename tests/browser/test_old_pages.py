@@ -1,0 +1,32 @@
+"""While the server is away its pages say that what stands there is old. Once it is back they go on by themselves."""
+
+from playwright.sync_api import Browser, expect
+
+from omni_jobs.settings import Settings
+from tests.browser.seeded_jobs import Hands
+from tests.integration.api_server import serve
+
+LATE_MS = 20_000
+OLD = "what stands here is old"
+
+
+def test_open_pages_outlive_the_server(settings: Settings, browser: Browser) -> None:
+    with browser.new_context() as context:
+        overview, job_page = context.new_page(), context.new_page()
+        with serve(settings) as api:
+            job = Hands(api).submitted()
+            overview.goto(f"http://localhost:{api.port}/")
+            job_page.goto(f"http://localhost:{api.port}/jobs/{job}")
+            expect(overview.get_by_role("link", name=job)).to_be_visible()
+            expect(job_page.locator("header .state.queued")).to_be_visible()
+            port = api.port
+        for page in (overview, job_page):
+            expect(page.get_by_text(OLD)).to_be_visible(timeout=LATE_MS)
+            expect(page.get_by_text(job).first).to_be_visible()
+        with serve(settings, port=port) as api:
+            newest = Hands(api).submitted()
+            api.services.jobs.cancel(job)
+            expect(overview.get_by_role("link", name=newest)).to_be_visible(timeout=LATE_MS)
+            expect(job_page.locator("header .state.cancelled")).to_be_visible(timeout=LATE_MS)
+            for page in (overview, job_page):
+                expect(page.get_by_text(OLD)).to_be_hidden(timeout=LATE_MS)
