@@ -24,6 +24,7 @@ ActKind = Literal[
     "create_tenant",
     "set_tenant",
     "delete_tenant",
+    "kill",
 ]
 
 COMMAND: Final = "command"
@@ -45,8 +46,8 @@ class Act:
     def note(self, tx: Connection, target: str, tenant: str | None, **details: Any) -> None:
         """Write it to the audit, if that has changed something.
 
-        ``target``: a job, a stage, a key or a tenant, by its id or name; of several jobs the first. ``tenant``: whose
-        it is; None: nobody's, or several tenants'. ``details``: JSON values.
+        ``target``: a job, a stage, a key, a tenant or a process of the embedded stack, by its id or name; of several
+        jobs the first. ``tenant``: whose it is; None: nobody's, or several tenants'. ``details``: JSON values.
         """
         values = {"actor": self.actor, "action": self.action, "target": target, "tenant": tenant, "details": details}
         insert_unless_there(tx, AuditRow, id=self.id, at=now(), **values)

@@ -11,6 +11,8 @@ from omni_jobs.jobs.life.progress import MOST_TEXT
 from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
+from omni_jobs.jobs.read.audit import PastAct
+from omni_jobs.jobs.read.tally import NUMBER, TalliedJob, Tally
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.watched import WATCHED_S
 from omni_jobs.jobs.values import (
@@ -53,6 +55,7 @@ __all__ = [
     "FINE_S",
     "GROUPS",
     "MOST_TEXT",
+    "NUMBER",
     "WATCHED_S",
     "Change",
     "Claim",
@@ -74,6 +77,7 @@ __all__ = [
     "NewStage",
     "NewWorker",
     "Outcome",
+    "PastAct",
     "ProgressReport",
     "PruneResult",
     "Release",
@@ -89,6 +93,8 @@ __all__ = [
     "StoredArtifact",
     "StoredSnapshot",
     "SubmitResult",
+    "TalliedJob",
+    "Tally",
     "TextPiece",
     "TransitionLog",
     "VideoJob",

@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from omni_jobs.database.audit import Act
 from omni_jobs.database.audit import act as new_act
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, OmniJobsError
@@ -48,6 +49,7 @@ from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.read.payloads import payloads
 from omni_jobs.jobs.read.stage_samples import stage_samples
+from omni_jobs.jobs.read.tally import tally
 from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
@@ -322,6 +324,13 @@ class Jobs:
 
     paused_stages = _reads(paused.paused_stages)
 
+    # The embedded stack.
+
+    def note_kill(self, process: str, *, by: str) -> None:
+        """Note in the audit that somebody has a process of the embedded stack killed, which its supervisor does."""
+        act = Act(by, "kill")
+        self._db.run(lambda tx: act.note(tx, process, None))
+
     # The rescuer's rounds.
 
     def rescue(self, presence: DatabasePresence | None = None) -> RescueResult:
@@ -379,6 +388,7 @@ class Jobs:
     backlog = _reads(queued_jobs)
     jobs_in_progress = _reads(jobs_in_progress)
     media_bytes = _reads(media_bytes)
+    tally = _reads(tally)
     usage = _reads(usage.report)
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
