@@ -225,6 +225,9 @@ ApiPortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, h
 FdOption = Annotated[
     int | None, typer.Option("--fd", help="Serve on this listening socket, which a supervisor has opened.")
 ]
+PlugsFdOption = Annotated[
+    int | None, typer.Option("--plugs-fd", help="Ask the supervisor of an embedded stack through this socket.")
+]
 RoundFileOption = Annotated[
     Path | None, typer.Option("--round-file", help="Touch this file after each round that went well, for a monitor.")
 ]

@@ -144,7 +144,12 @@ def _usual_port(settings: Settings) -> int:
     return 0
 
 
-def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd: options.FdOption = None) -> None:
+def api(
+    host: options.HostOption = None,
+    port: options.ApiPortOption = None,
+    fd: options.FdOption = None,
+    plugs_fd: options.PlugsFdOption = None,
+) -> None:
     """Run one API server. It takes its settings from OMNI_JOBS_* variables.
 
     \b
@@ -158,6 +163,7 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     from omni_jobs.logs.secrets import know_secrets
     from omni_jobs.logs.setup import configure
     from omni_jobs.servers import check_host
+    from omni_jobs.stack.plugs import Plugs
     from omni_jobs.web.server import BoundedServer
 
     given: dict[str, object] = {} if port is None else {"api_port": port}
@@ -172,7 +178,8 @@ def api(host: options.HostOption = None, port: options.ApiPortOption = None, fd:
     give_freed_memory_back()
     raise_file_limit(settings)
     # Opened here, an error is one line and an exit code. While the application starts it would be a traceback.
-    server = BoundedServer(settings, Services(settings))
+    plugs = None if plugs_fd is None else Plugs(plugs_fd)
+    server = BoundedServer(settings, Services(settings), plugs)
     # All threads wait while the collector runs: it skips all that is loaded now, and looks at large bodies less often.
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -27,7 +27,7 @@ class ChildState(StrEnum):
     STARTING = "starting"  # the process runs and does not serve yet
     READY = "ready"  # the process serves
     RESTARTING = "restarting"  # the process died; the next one starts after a pause
-    STOPPING = "stopping"  # the process was asked to stop
+    STOPPING = "stopping"  # the process was asked to stop, or is killed on purpose
     STOPPED = "stopped"  # the process ended after it was asked to
     FAILED = "failed"  # the process died or was not ready in time, and the stack gave up
 
@@ -63,6 +63,7 @@ class Child:
     restarts: int = field(default=0, init=False)
     restart_at: float = field(default=0.0, init=False)  # of one in RESTARTING: its next start, by time.monotonic()
     _crashes: int = field(default=0, init=False)  # in a row
+    _is_unplugged: bool = field(default=False, init=False)  # the process is killed on purpose
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _started_at: float | None = field(default=None, init=False)
     _ready_at: float | None = field(default=None, init=False)
@@ -94,6 +95,7 @@ class Child:
         Once the process has ended, a thread calls ``on_exit`` with that id.
         """
         self._started_at, self._ready_at, self._ended_at = time.monotonic(), None, None
+        self._is_unplugged = False
         self.log.parent.mkdir(exist_ok=True, mode=0o700)  # somebody may have removed it
         with open(self.log, "ab") as log:
             self._log_start = log.tell()
@@ -134,16 +136,19 @@ class Child:
     def schedule_restart(self) -> float:
         """Set the state to RESTARTING, and ``restart_at`` to the end of a pause that grows with each crash in a row.
 
-        Return the pause in seconds.
+        There is no pause after ``unplug``. Return the pause in seconds.
         """
-        if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
-            self._crashes = 0
-        pause_s = BACKOFF_S[min(self._crashes, len(BACKOFF_S) - 1)]
+        pause_s = 0.0 if self._is_unplugged else self._pause_after_crash()
         self.restart_at = time.monotonic() + pause_s
-        self._crashes += 1
         self.restarts += 1
         self.state = ChildState.RESTARTING
         return pause_s
+
+    def _pause_after_crash(self) -> float:
+        if self._ready_at is not None and time.monotonic() - self._ready_at > STEADY_S:
+            self._crashes = 0
+        self._crashes += 1
+        return BACKOFF_S[min(self._crashes, len(BACKOFF_S)) - 1]
 
     def ask_to_stop(self) -> None:
         """Set the state to STOPPING and send the process SIGTERM, if it runs. It ends its own children itself."""
@@ -155,6 +160,12 @@ class Child:
         """Send the process SIGKILL, if it runs; it ends as one that died."""
         if self._process is not None:
             self._process.kill()
+
+    def unplug(self) -> None:
+        """Set the state to STOPPING and kill the process. Another starts at once, because the death is no crash."""
+        self._is_unplugged = True
+        self.state = ChildState.STOPPING
+        self.kill()
 
     def last_lines(self, count: int = 20) -> list[str]:
         """Return up to ``count`` last lines that the log got since the last start; none if it cannot be read."""

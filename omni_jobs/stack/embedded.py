@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ from omni_jobs.settings import Settings
 from omni_jobs.stack.child import API, RESCUER, VALKEY, Child, ChildState, ChildView
 from omni_jobs.stack.data_directory import DataDirectory
 from omni_jobs.stack.environments import bare_environment, server_environment, worker_environment
+from omni_jobs.stack.plugs import PlugBoard
 from omni_jobs.stack.readiness import ChildReadiness
 from omni_jobs.stack.sentinel import Sentinel
 from omni_jobs.stack.supervisor import Supervisor
@@ -224,7 +225,8 @@ class EmbeddedStack:
                 "broker_url": SecretStr(valkey.url),
             }
         )
-        self._children = self._make_children(valkey, listener.fileno())
+        board = self._taken.enter_context(closing(PlugBoard()))
+        self._children = self._make_children(valkey, listener.fileno(), board.fd)
         database = Database(self.settings.resolved_database_url)
         self._supervisor = Supervisor(
             self._children,
@@ -233,6 +235,7 @@ class EmbeddedStack:
             load_limit_s=self.settings.load_limit_s,
             stall_after_s=self.settings.stall_after_s,
             sentinel=sentinel,
+            board=board,
             on_ready=lambda: self._directory.write_url(self.url),
             on_notice=self._on_notice,
             temporary=self._temporary,
@@ -251,13 +254,13 @@ class EmbeddedStack:
             why = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else error.strerror
             raise StackError(f"cannot listen on {host} port {self._port} ({why}): {remedy}") from error
 
-    def _make_children(self, valkey: Valkey, listener: int) -> list[Child]:
+    def _make_children(self, valkey: Valkey, listener: int, plugs: int) -> list[Child]:
         unbuffered = {"PYTHONUNBUFFERED": "1"}
         for_servers = server_environment(os.environ, self.settings) | unbuffered
         omni_jobs = [sys.executable, "-m", "omni_jobs.cli"]
         commands = {
             VALKEY: (valkey.command(), bare_environment(os.environ)),
-            API: ([*omni_jobs, "api", "--fd", str(listener)], for_servers),
+            API: ([*omni_jobs, "api", "--fd", str(listener), "--plugs-fd", str(plugs)], for_servers),
             RESCUER: ([*omni_jobs, "rescuer", "--round-file", str(self._directory.rescuer_round)], for_servers),
         }
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
@@ -276,7 +279,7 @@ class EmbeddedStack:
                 environment=environment if name == VALKEY else environment | self._metrics_port(number),
                 directory=self._directory.path,
                 log=self._directory.new_log(name.replace(" ", "-")),
-                pass_fds=(listener,) if name == API else (),
+                pass_fds=(listener, plugs) if name == API else (),
                 pipeline=pipeline_of.get(name),
             )
             for number, (name, (command, environment)) in enumerate(commands.items())

@@ -13,8 +13,10 @@ from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 
 from omni_jobs.database.database import Database
-from omni_jobs.errors import OmniJobsError, StackError
+from omni_jobs.errors import DatabaseUnavailable, OmniJobsError, StackError
+from omni_jobs.jobs import Jobs
 from omni_jobs.stack.child import Child, ChildState
+from omni_jobs.stack.plugs import PlugBoard, Pull, has_plug
 from omni_jobs.stack.readiness import ChildReadiness, ChildWatch
 from omni_jobs.stack.sentinel import Sentinel, end_sessions
 
@@ -44,12 +46,13 @@ class Supervisor:
     load_limit_s: float  # between two children that turn ready, because workers of one GPU load one after another
     stall_after_s: float  # a child that serves no longer is killed after this
     sentinel: Sentinel
+    board: PlugBoard  # by which the API has a child killed
     on_ready: Callable[[], None]  # the thread calls it once all children are ready,
     on_notice: Callable[[str], None]  # and this with what an operator should know: a child died, hangs, is ready again
     temporary: bool  # the children get less time to stop
 
     def __post_init__(self) -> None:
-        self._exits: queue.Queue[tuple[Child, int] | None] = queue.Queue()  # (child, pid); None: stop
+        self._events: queue.Queue[tuple[Child, int] | Pull | None] = queue.Queue()  # an exit: (child, pid); None: stop
         self._hurry = threading.Event()  # set by a second Ctrl-C: no grace
         self._settled = threading.Event()  # all children are ready, or all have ended
         self._ended = threading.Event()
@@ -64,6 +67,7 @@ class Supervisor:
         A worker that ends or is late stops its pipeline alone. Raises StackError if no pipeline is left, or if another
         child cannot start, ends or is late, and DatabaseUnavailable if the migration fails.
         """
+        self.board.open(self.children, self._events.put)
         self._thread.start()
         self._settled.wait()
         self._raise_failure()
@@ -77,12 +81,12 @@ class Supervisor:
         """Stop all children: SIGTERM, a bounded wait, SIGKILL. Ctrl-C hastens the SIGKILL, and is raised at the end."""
         if self._thread.ident is None:  # never started
             return
-        self._exits.put(None)
+        self._events.put(None)
         try:
             self._ended.wait()  # Python 3.11 takes a thread for ended once its join is interrupted
         except BaseException:
             self._hurry.set()
-            self._exits.put(None)
+            self._events.put(None)
             self._ended.wait()
             raise
 
@@ -125,7 +129,7 @@ class Supervisor:
         self._await_ready(others, self.load_limit_s)
 
     def _start(self, child: Child) -> None:
-        pid = child.start(lambda pid: self._exits.put((child, pid)))
+        pid = child.start(lambda pid: self._events.put((child, pid)))
         self.sentinel.watch(pid)
 
     def _await_ready(self, children: Sequence[Child], limit_s: float) -> None:
@@ -172,13 +176,33 @@ class Supervisor:
     def _next_exit(self, timeout: float | None) -> Child | None:
         """Return the next child that died, None after ``timeout`` seconds. Raises _Stopped."""
         try:
-            event = self._exits.get(timeout=timeout)
+            event = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
         if event is None:
             raise _Stopped
+        if isinstance(event, Pull):
+            self._obey(event)
+            return None
         child, pid = event
         return child if child.pid == pid and child.state is not ChildState.FAILED else None
+
+    def _obey(self, pull: Pull) -> None:
+        """Kill the child whose plug is pulled, once the audit says so. A child that is not ready is left alone."""
+        child = next((each for each in self.children if each.name == pull.child and has_plug(each)), None)
+        if child is None:
+            pull.refuse(f"this stack has no such process: {pull.child!r:.80}")
+        elif child.state is not ChildState.READY or not self._settled.is_set():
+            pull.refuse(f"{child.name} is {child.state}: its plug can be pulled once it is ready")
+        else:
+            try:
+                Jobs(self.database).note_kill(child.name, by=pull.by)
+            except DatabaseUnavailable as error:
+                pull.refuse(f"{child.name} is not killed, because the audit takes no note: {error.message}")
+                return
+            self._tell(f"the plug of {child.name} is pulled")
+            pull.grant()
+            child.unplug()
 
     def _keep_running(self) -> None:
         """Restart each child that dies, after a pause that grows while it keeps dying. Ends by _Stopped.
@@ -238,7 +262,7 @@ class Supervisor:
         deadline = time.monotonic() + limit_s
         while any(child.runs for child in children) and time.monotonic() < deadline and not self._hurry.is_set():
             with suppress(queue.Empty):
-                self._exits.get(timeout=POLL_S)
+                self._events.get(timeout=POLL_S)
 
 
 def _failed(child: Child, what: str) -> StackError:

@@ -47,12 +47,14 @@ from omni_jobs.http.request_parameters import check_query
 from omni_jobs.metrics.api_metrics import ApiMetrics
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
+from omni_jobs.stack.plugs import Plugs
 
 
-def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+def create_app(settings: Settings, services: Services | None = None, plugs: Plugs | None = None) -> FastAPI:
     """Return the HTTP API with the dashboard as a FastAPI application. Any number of replicas may run.
 
     It opens its services when it starts, unless ``services`` are given, and closes them in either case when it stops.
+    ``plugs``: of the embedded stack whose API this is, closed with them; None: of none, and no page pulls them.
     """
     measured = ApiMetrics() if services is None else services.metrics
 
@@ -64,6 +66,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
             yield
         finally:
             await app.state.services.close()
+            if plugs is not None:
+                plugs.close()
 
     app = _Api(
         settings,
@@ -78,6 +82,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.metrics = measured
+    app.state.plugs = plugs
     install_error_answers(app)
     app.add_middleware(CancelledRequests)
     app.add_middleware(BoundedBodies, settings=settings)

@@ -10,6 +10,7 @@ from omni_jobs.api.services import Services
 from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.http.server_logs import server_config
 from omni_jobs.settings import Settings
+from omni_jobs.stack.plugs import Plugs
 from omni_jobs.web.app import create_app
 
 _GRACE_S = 5
@@ -19,12 +20,15 @@ _IDLE_S = 65  # longer than clients (5 s) and most proxies (60 s) keep one, or a
 class BoundedServer(uvicorn.Server):
     """Serves the API on the address of the settings ``api_host`` and ``api_port``."""
 
-    def __init__(self, settings: Settings, services: Services | None = None, **options: Any) -> None:
+    def __init__(
+        self, settings: Settings, services: Services | None = None, plugs: Plugs | None = None, **options: Any
+    ) -> None:
         """Prepare the server. ``options`` are further options of ``uvicorn.Config``.
 
-        The server closes ``services`` when it ends. Without them it opens its own when it starts.
+        The server closes ``services`` when it ends. Without them it opens its own when it starts. ``plugs``: of the
+        embedded stack whose API this is.
         """
-        self.app: FastAPI = create_app(settings, services)
+        self.app: FastAPI = create_app(settings, services, plugs)
         protocol = bounded_protocol(settings)
         super().__init__(
             uvicorn.Config(
