@@ -264,12 +264,17 @@ class Settings(BaseSettings):
         """
         if (self.auth == "proxy") != (self.tenant_header is not None):
             raise ConfigError("proxy needs OMNI_JOBS_TENANT_HEADER, which nothing else reads", field="OMNI_JOBS_AUTH")
-        if self.auth is None and not _is_loopback(self.api_host):
+        if self.auth is None and not self.serves_this_machine_alone:
             raise ConfigError(
                 f"set it to keys, proxy or off, because the API would serve other machines, on {self.api_host}",
                 field="OMNI_JOBS_AUTH",
             )
         return self.auth or "off"
+
+    @property
+    def serves_this_machine_alone(self) -> bool:
+        """Whether the API listens on a loopback address, so that no other machine reaches it but through a proxy."""
+        return _is_loopback(self.api_host)
 
     @property
     def resolved_database_url(self) -> str:

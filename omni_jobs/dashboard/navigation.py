@@ -26,3 +26,6 @@ NAVIGATION: Final = (
     Entry("tenants", "/tenants", "Keys and tenants", Scope.ADMIN),
 )
 """A page is added here and in ``routes``."""
+
+PLUG: Final = Entry("plug", "/plug", "Pull the plug", Scope.ADMIN)
+"""Stands behind the others on the embedded stack. No other server has the page."""

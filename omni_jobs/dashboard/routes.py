@@ -10,6 +10,7 @@ from omni_jobs.dashboard import (
     keys,
     overview,
     payloads,
+    plug,
     previews,
     quarantine,
     signin,
@@ -20,7 +21,7 @@ from omni_jobs.dashboard import (
 )
 from omni_jobs.http.request_parameters import check_query
 
-PAGES: Final = (job, keys, overview, payloads, previews, quarantine, signin, stages, tenants, workers)
+PAGES: Final = (job, keys, overview, payloads, plug, previews, quarantine, signin, stages, tenants, workers)
 """A page is added here and, if people go to it by itself, in ``navigation``."""
 
 router = APIRouter()

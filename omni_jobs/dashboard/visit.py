@@ -10,7 +10,7 @@ from fastapi import Depends, Request, Response
 from omni_jobs.api.needs import Needs
 from omni_jobs.api.services import Services
 from omni_jobs.dashboard.fragments import Fragment, Fragments
-from omni_jobs.dashboard.navigation import NAVIGATION
+from omni_jobs.dashboard.navigation import NAVIGATION, PLUG
 from omni_jobs.dashboard.static_files import static_version
 from omni_jobs.dashboard.templates import rendered
 from omni_jobs.errors import ForeignOrigin
@@ -89,7 +89,7 @@ def frame_of(request: Request) -> dict[str, Any]:
     return {
         "root": root,
         "static": f"{root}/static/{static_version()}",
-        "navigation": NAVIGATION,
+        "navigation": NAVIGATION if request.app.state.plugs is None else (*NAVIGATION, PLUG),
         "has_keys": services.callers.auth == "keys",
     }
 

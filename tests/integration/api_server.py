@@ -15,6 +15,7 @@ import httpx2
 
 from omni_jobs.api.services import Services
 from omni_jobs.settings import Settings
+from omni_jobs.stack.plugs import Plugs
 from omni_jobs.views import RequestErrorView
 from omni_jobs.web.server import BoundedServer
 
@@ -80,14 +81,21 @@ def parsed_error(answer: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
 
 
 @contextmanager
-def serve(settings: Settings, *, gives_up_after_s: float | None = None, port: int = 0) -> Iterator[ApiServer]:
+def serve(
+    settings: Settings,
+    *,
+    gives_up_after_s: float | None = None,
+    plugs: Plugs | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+) -> Iterator[ApiServer]:
     """A server in a thread until the context ends.
 
-    ``port``: of a server that has ended; 0: any.
-    ``gives_up_after_s``: how long it tries a transaction again, for tests of a database that is away.
+    ``gives_up_after_s``: how long it tries a transaction again, for tests of a database that is away. ``plugs``: those
+    of an embedded stack. ``host``: the address on which it listens. ``port``: of a server that has ended; 0: any.
     """
     started = threading.Event()
-    server = _Server(settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port}), started)
+    server = _Server(settings.model_copy(update={"api_host": host, "api_port": port}), started, plugs)
     thread = threading.Thread(target=server.run, name="api")
     thread.start()
     try:
@@ -106,8 +114,8 @@ def serve(settings: Settings, *, gives_up_after_s: float | None = None, port: in
 
 
 class _Server(BoundedServer):
-    def __init__(self, settings: Settings, started: threading.Event) -> None:
-        super().__init__(settings, log_level="warning")
+    def __init__(self, settings: Settings, started: threading.Event, plugs: Plugs | None) -> None:
+        super().__init__(settings, plugs=plugs, log_level="warning")
         self._started = started
         self._asked_to_stop = asyncio.Event()
 
