@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     load_limit_s: Annotated[float, Field(gt=0)] = 1800.0
     stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when its event loop stands still so long.
 
+    # Celery's events of stage runs as tasks. asked: while celery worker -E or control enable_events asks for them.
+    task_events: Literal["asked", "off"] = "asked"
+
     # How long things are kept after their job's end, in seconds.
     keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For retries and forks; completed jobs keep none unasked.
     keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # The media of the request.

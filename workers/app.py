@@ -15,9 +15,9 @@ from omni_jobs.logs.secrets import know_secrets
 from omni_jobs.logs.setup import VLLM_CONFIG, configure, take_over
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import read_settings
+from workers.consumer.command_line import check_command_line
 from workers.consumer.hook_step import HookStep
 from workers.consumer.kombu_hooks import guard_banner, leave_out_what_is_no_json
-from workers.consumer.queue_option import check_command_line
 
 try:
     settings = read_settings(lambda line: print(f"celery worker: {line}", file=sys.stderr))

@@ -46,7 +46,7 @@ def worker_command(
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
         *("-P", "custom", "-Q", queue, "-n", slot or f"{queue}-1@%h", "-c", str(concurrency)),
-        *("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", log_level),
+        *("--without-gossip", "--without-mingle", "--heartbeat-interval", "10", "-l", log_level),
     ]
 
 

@@ -242,6 +242,7 @@ class Outcome(NamedTuple):
 
     won: bool  # it is recorded, now or by an earlier call whose answer was lost; nothing tells the latter of a Release
     queues: Collection[str] = ()  # whose doorbells to ring, for all reports of the call
+    state: StageRunState | None = None  # the stage run's, after the report; None: there is no such stage run
 
 
 @dataclass(frozen=True, slots=True)

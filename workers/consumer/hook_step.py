@@ -1,14 +1,19 @@
-"""``HookStep``: a bootstep of Celery's consumer, which makes the consumer's channel ring the pool's doorbell."""
+"""``HookStep``: a bootstep of Celery's consumer, which hooks the pool to each of its connections.
+
+The channel rings the pool's doorbell, and the dispatcher of events sends those of stage runs.
+"""
 
 import logging
 from typing import Any
 
 from celery import bootsteps
 from celery.worker.consumer.control import Control
+from celery.worker.consumer.events import Events
 from celery.worker.consumer.tasks import Tasks
 
 from omni_jobs.broker.doorbell import doorbell
 from workers.consumer import kombu_hooks
+from workers.consumer.event_outbox import FLUSH_EVERY_S
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +21,12 @@ logger = logging.getLogger(__name__)
 class HookStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
     """Hooks the channel of Celery's consumer to the pool, after each connect, because each brings a new channel."""
 
-    requires = (Tasks, Control)
+    requires = (Tasks, Control, Events)
+
+    def __init__(self, c: Any, **options: Any) -> None:
+        """Flush nothing yet. ``c`` is Celery's consumer."""
+        super().__init__(c, **options)
+        self._flushing: Any = None
 
     def start(self, c: Any) -> None:
         """Install the hooks. ``c`` is Celery's consumer, its ``pool`` the worker's ``StagePool``."""
@@ -33,3 +43,26 @@ class HookStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no 
         kombu_hooks.take_pops(channel, read)
         kombu_hooks.gate_pops(channel, c.pool.has_room)
         kombu_hooks.guard_control(c.connection)
+        self._hook_events(c)
+
+    def _hook_events(self, c: Any) -> None:
+        dispatcher, events = c.event_dispatcher, c.pool.events
+        kombu_hooks.tell_true_counts(dispatcher, c.pool.counts)
+        if events is None:
+            return
+        events.attach(dispatcher)
+        if "task" in dispatcher.groups and not dispatcher.enabled:  # asked for before this connection
+            dispatcher.enable()
+        self._stop_flushing(c)
+        self._flushing = c.timer.call_repeatedly(FLUSH_EVERY_S, events.flush)
+
+    def stop(self, c: Any) -> None:
+        """Publish the last events, and flush no more."""
+        if c.pool.events is not None:
+            c.pool.events.flush()
+        self._stop_flushing(c)
+
+    def _stop_flushing(self, c: Any) -> None:
+        if self._flushing is not None:
+            c.timer.cancel(self._flushing)
+            self._flushing = None

@@ -6,6 +6,7 @@
     guard_control   drop a malformed broadcast, on which stock kombu ends the worker
     guard_banner    start also where stdout takes nothing, as a log on a full disk
     ask_to_stop     end the worker's main loop, from any thread
+    tell_true_counts, publish_events, …    Celery's events say what this worker does
 
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 """
@@ -13,15 +14,19 @@ Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty
 from types import MethodType
 from typing import Any
 
 from celery.apps import worker as worker_program
+from celery.events.dispatcher import EventDispatcher
+from celery.events.event import Event
+from celery.utils.time import utcoffset
 from celery.worker import state
 from kombu.connection import Connection
+from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel
 from redis.exceptions import ResponseError
 
@@ -113,6 +118,57 @@ def leave_out_what_is_no_json(instance: Any, **_: Any) -> None:
     """
     instance.emit_banner = lambda: None
     worker_program.safe_say = lambda *_: None
+
+
+def tell_true_counts(dispatcher: EventDispatcher, counts: Callable[[], Mapping[str, int]]) -> None:
+    """Put ``counts()`` into the events of this worker, such as its heartbeat, in place of Celery's of its own tasks.
+
+    Relies on: ``Heart._send`` calling its dispatcher's ``send`` with the fields ``active`` and ``processed``.
+    """
+    send = dispatcher.send
+
+    def send_truth(type: str, **fields: Any) -> Any:
+        return send(type, **({**fields, **counts()} if type.startswith("worker-") else fields))
+
+    dispatcher.send = send_truth
+
+
+def sends_task_events(dispatcher: EventDispatcher) -> bool:
+    """Return whether the dispatcher is to send events of tasks.
+
+    Relies on: ``groups`` being empty for all events, as by ``-E``, and ``enable_events`` adding ``task`` to others.
+    """
+    return not dispatcher.groups or "task" in dispatcher.groups
+
+
+def publish_events(dispatcher: EventDispatcher, events: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Publish events of tasks, types with their fields, as one message. Raises ``connection_errors``.
+
+    Celery's own ``send`` keeps without bound what the broker does not take, and waits for it once more with each event.
+
+    Relies on: ``EventReceiver`` taking a list of events, each with a ``clock``; ``EventDispatcher`` having a
+    ``producer`` while it is enabled.
+    """
+    producer = dispatcher.producer
+    if producer is None:
+        return
+    own = {"hostname": dispatcher.hostname, "pid": dispatcher.pid, "utcoffset": utcoffset()}
+    producer.publish(
+        [Event(kind, clock=dispatcher.clock.forward(), **own, **fields) for kind, fields in events],
+        routing_key="task.multi",
+        exchange=dispatcher.exchange.name,
+        declare=[dispatcher.exchange],
+        serializer=dispatcher.serializer,
+        headers=dispatcher.headers,
+        delivery_mode=dispatcher.delivery_mode,
+        retry=False,
+    )
+
+
+def connection_errors(dispatcher: EventDispatcher) -> tuple[type[Exception], ...]:
+    """Return the errors of a broker that is away or takes nothing."""
+    connection = dispatcher.connection
+    return (OSError, OperationalError, *connection.connection_errors, *connection.channel_errors)
 
 
 def ask_to_stop(exit_code: int) -> None:

@@ -30,10 +30,11 @@ from omni_jobs.cores import use_batch_policy
 from omni_jobs.errors import BrokerUnavailable, ConfigError, OmniJobsError
 from omni_jobs.priority import Priority, queue_of
 from workers.consumer import kombu_hooks
+from workers.consumer.command_line import stage_of_queues
+from workers.consumer.event_outbox import EventOutbox
 from workers.consumer.high_doorbells import HighDoorbells
 from workers.consumer.load_turns import turn_to_load
 from workers.consumer.process_end import ProcessEnd, end_process
-from workers.consumer.queue_option import stage_of_queues
 from workers.consumer.stage_host import StageHost
 from workers.consumer.stall_watch import StallWatch
 from workers.execution.slots import Slots
@@ -71,6 +72,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         self._thread = threading.Thread(target=self._loop.run_forever, name="stage", daemon=True)
         self._host: StageHost | None = None
         self.executor: Executor | None = None  # once the worker serves
+        self.events = EventOutbox() if self.app.settings.task_events == "asked" else None
         self._stall_watch: StallWatch | None = None  # from before the first claim
         self._high_doorbells: HighDoorbells | None = None  # once the worker serves, if it keeps slots for high jobs
         self._hub: Any = None  # Celery's event loop
@@ -120,6 +122,7 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
             keep_trying=lambda: not kombu_hooks.stop_asked(),
             on_room=self._on_room,
             on_broken=self._on_broken,
+            events=self.events,
         )
         await host.take_slot()
         with self._load_limit():
@@ -291,6 +294,8 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
         try:
             if self._host is not None:
                 asyncio.run_coroutine_threadsafe(self._host.close(drain_s, self._hurry), self._loop).result()
+            if self.events is not None:
+                self.events.flush()  # of what has ended since Celery's consumer stopped
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
@@ -301,6 +306,12 @@ class StagePool(BasePool):  # type: ignore[misc]  # celery has no types
     def num_processes(self) -> int:
         """The worker's slots, or 0 before it serves, under the name by which Celery asks a pool for them."""
         return 0 if self.executor is None else self.executor.slots.number
+
+    def counts(self) -> dict[str, int]:
+        """Return how many stage runs are in flight, and how many have ended here, by Celery's names for them."""
+        if self.executor is None:
+            return {"active": 0, "processed": 0}
+        return {"active": self.executor.in_flight, "processed": self.executor.ended}
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from omni_jobs.http.metrics_server import MetricsServer
     from omni_jobs.storage import ObjectStore
     from workers.execution.executor import Executor
+    from workers.execution.observers.task_events import EventSink
     from workers.execution.stage_llm import StageLLM
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,14 @@ class StageHost:
         keep_trying: Callable[[], bool],
         on_room: Callable[[], None],
         on_broken: Callable[[str], None],
+        events: EventSink | None,
     ) -> None:
         """Prepare the parts; nothing connects yet.
 
         ``slot`` is the worker's name, ``slots`` are those for the stage runs that it takes at once. ``keep_trying`` is
         asked whether to wait on for a database that is away. ``on_room`` is called when a doorbell may be of use, and
-        ``on_broken`` with the reason when this worker cannot go on, both on the event loop.
+        ``on_broken`` with the reason when this worker cannot go on, both on the event loop. ``events``
+        takes Celery's; None: there are none.
         """
         settings = self._settings = app.settings
         self._pipelines = app.pipelines
@@ -82,6 +85,7 @@ class StageHost:
         self._slots = slots
         self._on_room = on_room
         self._on_broken = on_broken
+        self._events = events
         self._metrics = WorkerMetrics(pipeline.name, stage, slots.number)
         self._metrics_server: MetricsServer | None = None
         self._database = Database(
@@ -192,7 +196,7 @@ class StageHost:
             self._store,
             self._settings,
             slots=self._slots,
-            observers=run_observers(self._ledger, self._metrics),
+            observers=run_observers(self._ledger, self._metrics, self._events),
             on_room=self._on_room,
             on_more=lambda priority: self._relay.ring({queue_of(self._pipeline.queue(self._stage), priority)}),
             on_broken=self._on_broken,

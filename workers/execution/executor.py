@@ -23,7 +23,7 @@ from workers.execution.handoff import HandOff
 from workers.execution.hang_watch import Hang, HangWatch
 from workers.execution.ledger import Ledger
 from workers.execution.observers.run_observer import COMPLETED, LOST, ObservedRun, RunObserver, RunResult
-from workers.execution.run_ends import RunEnds
+from workers.execution.run_ends import RunEnds, result_of
 from workers.execution.run_time_limit import TimeLimit
 from workers.execution.slots import Slots
 from workers.execution.snapshots import StageSnapshots
@@ -201,14 +201,15 @@ class Executor:
 
     async def _complete(self, run: _InFlight, completion: Completion) -> RunResult:
         """Record a completion, unless the stage run's end is recorded already; delete the objects of one that lost."""
-        claim = run.claim
+        claim, result = run.claim, LOST
         if not run.hangs:
             self._begin_report(run)
-            if (await self._ledger.report(completion)).won:
-                return COMPLETED
+            result = result_of(await self._ledger.report(completion), COMPLETED)
+            if result.kind == "completed":
+                return result
             logger.info("stage run %d: attempt %d had lost already", claim.stage_run_id, claim.attempt)
         await self._handoff.forget(completion)
-        return LOST
+        return result
 
     async def _end(self, run: _InFlight, error: BaseException) -> RunResult:
         """Record that a stage run was stopped or failed, unless that is recorded already."""

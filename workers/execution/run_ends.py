@@ -15,6 +15,11 @@ from workers.runners.contained import escaped
 logger = logging.getLogger(__name__)
 
 
+def result_of(outcome: Outcome, result: RunResult) -> RunResult:
+    """Return the result of a report with this outcome: ``result``, LOST if it is not ``won``; both with the state."""
+    return (result if outcome.won else LOST)._replace(state=outcome.state)
+
+
 class RunEnds:
     """Records for one executor that stage runs failed, or are handed back. For its event loop, but for ``give_up``."""
 
@@ -49,8 +54,12 @@ class RunEnds:
         self._on_broken(hang.reason)
         failed = RunResult("failed", self._hang_error(hang.reason))
         results = [failed if claim.stage_run_id in hang.blamed else RELEASED for claim in claims]
-        recorded = [isinstance(answer, Outcome) and answer.won for answer in answers] or [False] * len(claims)
-        return [result if is_recorded else LOST for result, is_recorded in zip(results, recorded, strict=True)]
+        if not answers:
+            return [LOST] * len(claims)
+        return [
+            result_of(answer, result) if isinstance(answer, Outcome) else LOST
+            for result, answer in zip(results, answers, strict=True)
+        ]
 
     def give_up(
         self, reason: str, claims: Sequence[Claim], blamed: Collection[int]
@@ -99,7 +108,7 @@ class RunEnds:
     async def _record(self, report: Failure | Release, result: RunResult) -> RunResult:
         """Report an end, and return the result, LOST if nothing is recorded."""
         try:
-            return result if (await self._ledger.report(report)).won else LOST
+            return result_of(await self._ledger.report(report), result)
         except Fenced:
             return LOST
         except StageError as refused:

@@ -44,7 +44,8 @@ def report(tx: Connection, reports: Sequence[Report], prune_after_s: float = 0.0
     won = [_note(transition, report, names, recorded) for report in reports]
     transition.write(prune_after_s)
     queues = transition.queues(_successors(transition, reports))
-    return [Outcome(is_won, queues) for is_won in won]
+    runs = [transition.runs.get(report.stage_run_id) for report in reports]
+    return [Outcome(is_won, queues, None if run is None else run.state) for is_won, run in zip(won, runs, strict=True)]
 
 
 def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]], recorded: set[_Attempt]) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from omni_jobs.errors import NotFound, OutOfMemory
 from omni_jobs.jobs import Claim, Jobs, Outcome
-from omni_jobs.states import JobState
+from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     DIAMOND,
     claim,
@@ -49,7 +49,8 @@ def test_running_work_is_asked_to_stop(jobs_or_forgetful: Jobs, ending: str) -> 
         case "complete":
             assert not jobs.report([done(claimed, "w", result={"a": 1})])[0].won
         case "fail":
-            assert fail(jobs, failed(claimed, "w", OutOfMemory())) == Outcome(won=True, queues=set())
+            outcome = fail(jobs, failed(claimed, "w", OutOfMemory()))
+            assert outcome == Outcome(won=True, queues=set(), state=StageRunState.CANCELLED)
         case "release":
             assert release(jobs, [(claimed.stage_run_id, 1)], "w") == set()
         case "lost":

@@ -31,7 +31,7 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
     register(jobs, "w")
     (claimed,) = claim(jobs, "w")
     outcome = fail(jobs, failed(claimed, "w", OutOfMemory()))
-    assert outcome.won
+    assert (outcome.won, outcome.state) == (True, StageRunState.QUEUED)
     assert not outcome.queues
     stage = jobs.get(submitted.job_id).stages[0]
     assert (stage.status, stage.reason, stage.attempt) == (StageRunState.QUEUED, "retry_backoff", 1)

@@ -4,7 +4,10 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+from celery.events.dispatcher import EventDispatcher
+from celery.events.receiver import EventReceiver
 from celery.worker import state
+from celery.worker.heartbeat import Heart
 from kombu import Connection
 from kombu.asynchronous.hub import Hub
 from kombu.transport import redis as transport
@@ -13,7 +16,7 @@ from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.settings import Settings
 from workers.consumer import kombu_hooks
-from workers.consumer.queue_option import stage_of_queues
+from workers.consumer.command_line import stage_of_queues
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,31 @@ def test_guard_control_relies_on_one_poller_reading_for_all_channels() -> None:
 
 def test_the_hub_takes_empty_for_nothing() -> None:
     assert "except Empty:" in inspect.getsource(Hub.create_loop)
+
+
+def test_tell_true_counts_relies_on_heartbeats_being_sent_by_the_dispatcher() -> None:
+    source = inspect.getsource(Heart._send)
+    assert "self.eventer.send(event" in source
+    assert "active=" in source
+    assert "processed=" in source
+
+
+def test_sends_task_events_relies_on_the_groups_of_a_dispatcher() -> None:
+    assert "if groups and group not in groups" in inspect.getsource(EventDispatcher.send)
+
+
+def test_publish_events_relies_on_what_celery_s_own_publishing_uses() -> None:
+    source = inspect.getsource(EventDispatcher._publish)
+    for part in (
+        "exchange=exchange.name",
+        "declare=[exchange]",
+        "self.serializer",
+        "self.headers",
+        "self.delivery_mode",
+    ):
+        assert part in source
+    assert "'%s.multi' % group" in inspect.getsource(EventDispatcher.flush)
+    assert "isinstance(body, list)" in inspect.getsource(EventReceiver._receive)
 
 
 @pytest.mark.parametrize("codes", [(1, 0), (0, 1)])

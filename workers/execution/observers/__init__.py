@@ -10,11 +10,16 @@ from workers.execution.observers.hidden_texts import HiddenTexts
 from workers.execution.observers.progress import ProgressReports
 from workers.execution.observers.run_metrics import RunMetrics
 from workers.execution.observers.run_observer import RunObserver
+from workers.execution.observers.task_events import EventSink, TaskEvents
 
 if TYPE_CHECKING:
     from workers.execution.ledger import Ledger
 
 
-def run_observers(ledger: Ledger, metrics: WorkerMetrics) -> Observers[RunObserver]:
-    """Return the observers of a worker's stage runs: another one is a file beside this, and a line here."""
-    return Observers([HiddenTexts(), ProgressReports(ledger), RunMetrics(metrics)])
+def run_observers(ledger: Ledger, metrics: WorkerMetrics, events: EventSink | None = None) -> Observers[RunObserver]:
+    """Return the observers of a worker's stage runs: another one is a file beside this, and a line here.
+
+    ``events`` takes Celery's events; None: there are none.
+    """
+    of_tasks = [] if events is None else [TaskEvents(events)]
+    return Observers([HiddenTexts(), ProgressReports(ledger), RunMetrics(metrics), *of_tasks])

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import Claim, Completion
 from omni_jobs.observers import Observers
+from omni_jobs.states import StageRunState
 from workers.stages.types import Progress
 
 
@@ -39,6 +40,7 @@ class RunResult(NamedTuple):
 
     kind: Literal["completed", "failed", "released", "lost"]
     error: OmniJobsError | None = None  # of one that failed
+    state: StageRunState | None = None  # the stage run's then, QUEUED if it is tried again; None: nobody knows
 
 
 COMPLETED: Final = RunResult("completed")
