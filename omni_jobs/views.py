@@ -343,6 +343,21 @@ class Counts(_View):
     stage_runs: list[StageCount]
 
 
+class ScalingView(_View):
+    """How many workers a stage should have, and what this follows from. Workers are those of all pipeline files."""
+
+    pipeline: str
+    stage: str
+    wanted: int  # workers: as many as start what waits now in time
+    waiting: int  # queued stage runs
+    running: int  # stage runs
+    workers: int  # those that serve
+    busy: int  # workers: those that run something, and those that load
+    loading: int  # workers that load their engine
+    run_s: float | None  # how long a stage run took the workers lately, in the mean; null: not known
+    paused: bool  # the stage: as many workers are wanted as there are
+
+
 class WorkerInfo(_View):
     """What a worker says of its process. What is not known is null, or left out."""
 
@@ -371,6 +386,47 @@ class WorkerView(_View):
     started_at: datetime
     renewed_at: datetime
     lease_until: datetime
+
+
+class StageLoad(_View):
+    """A stage: how many stage runs it has in each state, and how many workers and slots."""
+
+    pipeline: str
+    stage: str
+    pending: int  # stage runs that wait for an earlier stage
+    queued: int
+    running: int
+    workers: int
+    slots: int  # the stage runs that those workers can hold together
+    paused: bool  # its workers claim nothing
+
+
+class RecentJob(_View):
+    """A job in the list of the newest jobs. GET /v1/jobs/{id} returns the whole job."""
+
+    id: str
+    pipeline: str
+    status: JobState
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    stages: list[StageRunView]
+    waiting: WaitingView | None
+    warnings: list[WarningView]
+    artifacts: list[str]  # their URLs
+    pictures: list[str]  # the URLs of those artifacts that a page may show
+    error: ErrorView | None
+
+
+class Status(_View):
+    """What the status says: jobs by state, stages, workers and the newest jobs, some of it moments old."""
+
+    at: datetime
+    jobs: dict[JobState, int]  # those that have not ended
+    stages: list[StageLoad]
+    workers: list[WorkerView]
+    recent: list[RecentJob]
+    has_session: bool  # whether the callers have keys, which a browser keeps in a session
 
 
 def merge_results(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from omni_jobs.jobs.observers.transition_log import TransitionLog
 from omni_jobs.jobs.read.audit import PastAct
 from omni_jobs.jobs.read.tally import NUMBER, TalliedJob, Tally
 from omni_jobs.jobs.read.waits import Detail
+from omni_jobs.jobs.read.wanted_workers import StageNeed, wanted_workers
 from omni_jobs.jobs.read.watched import WATCHED_S
 from omni_jobs.jobs.values import (
     Change,
@@ -88,6 +89,7 @@ __all__ = [
     "RunGlance",
     "SlotHolder",
     "StageName",
+    "StageNeed",
     "StageSample",
     "StageStanding",
     "StoredArtifact",
@@ -104,4 +106,5 @@ __all__ = [
     "as_written",
     "new_job_id",
     "new_try",
+    "wanted_workers",
 ]

@@ -48,6 +48,7 @@ from omni_jobs.jobs.read.glances import glances
 from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.read.payloads import payloads
+from omni_jobs.jobs.read.stage_crew import stage_crew
 from omni_jobs.jobs.read.stage_samples import stage_samples
 from omni_jobs.jobs.read.tally import tally
 from omni_jobs.jobs.read.videos import video_job, video_jobs
@@ -397,3 +398,4 @@ class Jobs:
     error_kinds = _reads(error_kinds)
     error_counts = _reads(error_counts)
     workers = _reads(lease.workers)
+    stage_crew = _reads(stage_crew)

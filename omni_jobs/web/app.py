@@ -24,6 +24,7 @@ from omni_jobs.api import (
     models,
     pipelines,
     responses,
+    scaling,
     speech,
     stages,
     status,
@@ -102,7 +103,7 @@ _OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, usage, metrics, *openai, status):
+    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, scaling, usage, metrics, *openai, status):
         documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=_OF_ANY_REQUEST)

@@ -176,7 +176,8 @@ def test_an_unknown_type_of_body(api: ApiServer, route: tuple[str, str]) -> None
 
 @named([route for route in OF_THE_DATABASE if route != ("POST", "/v1/jobs/bulk")])
 def test_a_database_that_is_away(broken: ApiServer, route: tuple[str, str]) -> None:
-    answer = broken.http.request(route[0], path_of(route), **BODIES.get(route, {}))
+    query = {"pipeline": "echo", "stage": "first"} if route[1] == "/v1/scaling" else None
+    answer = broken.http.request(route[0], path_of(route), params=query, **BODIES.get(route, {}))
     assert refusal(answer) == (503, "database_unavailable", None)
     assert re.fullmatch(r"\d+", answer.headers["retry-after"])
 

@@ -50,6 +50,7 @@ OTHERS = {
     "/v1/session": Scope.READ,
     "/v1/estimates": Scope.ADMIN,
     "/metrics": Scope.ADMIN,
+    "/v1/scaling": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/pause": Scope.ADMIN,
     "/v1/pipelines/{name}/stages/{stage}/resume": Scope.ADMIN,
     **dict.fromkeys(OF_OPERATORS, Scope.ADMIN),
