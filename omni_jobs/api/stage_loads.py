@@ -4,28 +4,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from pydantic import BaseModel
-
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import StageRunState
-from omni_jobs.views import ArtifactView, Counts, StageRunView, WorkerView
+from omni_jobs.views import ArtifactView, Counts, StageLoad, StageRunView, WorkerView
 
 _LARGEST_PICTURE_BYTES: Final = 16 << 20  # a page has those of many jobs
 _LARGEST_PREVIEW: Final = 64 << 10  # characters of its data URL, because each refresh of a page brings it again
-
-
-class StageLoad(BaseModel):
-    """A stage: how many stage runs it has in each state, and how many workers and slots."""
-
-    pipeline: str
-    stage: str
-    pending: int  # stage runs that wait for an earlier stage
-    queued: int
-    running: int
-    workers: int
-    slots: int  # the stage runs that those workers can hold together
-    paused: bool  # its workers claim nothing
 
 
 def stage_loads(

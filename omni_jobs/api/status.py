@@ -3,48 +3,18 @@
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from omni_jobs.api.needs import Reader, Viewer
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
-from omni_jobs.api.stage_loads import StageLoad, is_shown_picture, stage_loads, without_long_progress
+from omni_jobs.api.stage_loads import is_shown_picture, stage_loads, without_long_progress
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import client_network
-from omni_jobs.states import JobState
-from omni_jobs.views import Counts, ErrorView, Page, StageRunView, WaitingView, WarningView, WorkerView
+from omni_jobs.views import Counts, Page, RecentJob, Status
 
 router = APIRouter(tags=["status"])
-
-
-class RecentJob(BaseModel):
-    """A job in the list of the newest jobs. GET /v1/jobs/{id} returns the whole job."""
-
-    id: str
-    pipeline: str
-    status: JobState
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    stages: list[StageRunView]
-    waiting: WaitingView | None
-    warnings: list[WarningView]
-    artifacts: list[str]  # their URLs
-    pictures: list[str]  # the URLs of those artifacts that a page may show
-    error: ErrorView | None
-
-
-class Status(BaseModel):
-    """What the status says: jobs by state, stages, workers and the newest jobs, some of it moments old."""
-
-    at: datetime
-    jobs: dict[JobState, int]  # those that have not ended
-    stages: list[StageLoad]
-    workers: list[WorkerView]
-    recent: list[RecentJob]
-    has_session: bool  # whether the callers have keys, which a browser keeps in a session
 
 
 @router.get("/v1/status", response_model=Status, responses=errors(503))

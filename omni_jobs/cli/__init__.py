@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, usage, watch
+from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, top, usage, watch
 from omni_jobs.cli.exits import Exit, Subcommands
 from omni_jobs.cli.options import CONTEXT
 
@@ -47,6 +47,7 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "submit-bulk": bulk.submit_bulk,
     "status": jobs.status,
     "watch": watch.watch,
+    "top": top.top,
     "list": jobs.list_,
     "result": jobs.result,
     "cancel": jobs.cancel,

@@ -1,5 +1,6 @@
 """The arguments and options of all commands: an annotated type for each, which commands give their parameters."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -128,6 +129,21 @@ AnswersOption = Annotated[
     typer.FileTextWrite,
     typer.Option("--out", lazy=False, encoding="utf-8", help="Write one answer per line to this file."),
 ]
+
+# Of top.
+
+
+class TopPart(StrEnum):
+    """What ``omni-jobs top`` shows of a server, in this order."""
+
+    OVERVIEW = "overview"
+    WORKERS = "workers"
+    JOBS = "jobs"
+
+
+TopPartArgument = Annotated[TopPart | None, typer.Argument(help="Show this part alone.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Print one screen, and end.")]
+EveryOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds from one screen to the next.")]
 
 # Of status, watch, list, retry and delete.
 

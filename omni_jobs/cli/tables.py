@@ -41,7 +41,9 @@ def children_table(children: Sequence[ChildView]) -> Table:
     table = Table.grid(padding=(0, 2))
     for child in children:
         restarts = f"restarted {child.restarts}×" if child.restarts else ""
-        table.add_row(_mark(child.state), child.name, _state(child.state), duration_text(child.start_s), Text(restarts))
+        table.add_row(
+            _mark(child.state), child.name, state_text(child.state), duration_text(child.start_s), Text(restarts)
+        )
     return table
 
 
@@ -50,7 +52,7 @@ def job_progress(job: JobView) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for stage in job.stages:
         table.add_row(
-            _mark(stage.status), stage.name, _state(stage.status), _amount(stage), duration_text(_ran_s(stage))
+            _mark(stage.status), stage.name, state_text(stage.status), _amount(stage), duration_text(_ran_s(stage))
         )
     if job.waiting is not None:
         return Group(table, Text(waiting_reason(job.waiting), style="yellow"))
@@ -65,7 +67,7 @@ def jobs_progress(jobs: Mapping[str, JobView | None]) -> RenderableType:
     parts: list[RenderableType] = []
     for job_id, job in jobs.items():
         head = Text(job_id, style="bold")
-        parts.append(head if job is None else Text.assemble(head, "  ", job.pipeline, "  ", _state(job.status)))
+        parts.append(head if job is None else Text.assemble(head, "  ", job.pipeline, "  ", state_text(job.status)))
         if job is not None:
             parts.append(Padding(job_progress(job), (0, 0, 0, 2)))
     return Group(*parts)
@@ -115,7 +117,7 @@ def timeline(job: JobView, width: int = 40) -> Table:
 
     for stage in job.stages:
         if stage.queued_at is None:
-            table.add_row(stage.name, "", "", "", _state(stage.status))
+            table.add_row(stage.name, "", "", "", state_text(stage.status))
             continue
         queued, started, finished = column(stage.queued_at), column(stage.started_at), column(stage.finished_at)
         ran = max(1, finished - started) if stage.started_at is not None else 0
@@ -137,7 +139,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
             for stage in job.stages
         )
         took = (job.finished_at - job.created_at).total_seconds() if job.finished_at else None
-        status = _state(job.status)
+        status = state_text(job.status)
         if job.error is not None:
             status.append(f" ({job.error.code})")
         if job.waiting is not None and job.waiting.reason != "turn":  # a queued job says so already
@@ -150,7 +152,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
 
 def job_summary(job: JobView) -> RenderableType:
     """Return what ``omni-jobs status JOB`` shows: state, reason to wait, error, timeline and failed attempts."""
-    head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", _state(job.status))
+    head = Text.assemble((job.id, "bold"), "  ", job.pipeline, "  ", state_text(job.status))
     if job.retries:
         head.append(f"  retried {job.retries}×", style="dim")
     if job.forked_from is not None:
@@ -254,7 +256,8 @@ def _style(state: str) -> str:
     return _STYLE_OF_STATE.get(state, "dim")
 
 
-def _state(state: str) -> Text:
+def state_text(state: str) -> Text:
+    """Return the name of a state, in its colour."""
     return Text(state, style=_style(state))
 
 

@@ -33,7 +33,9 @@ from omni_jobs.views import (
     Page,
     PipelineList,
     PipelineView,
+    ScalingView,
     StagePauseView,
+    Status,
     UsageReport,
 )
 
@@ -132,6 +134,18 @@ class Calls(Generic[LinesT]):
         path = f"/v1/pipelines/{quote(pipeline, safe='')}/stages/{quote(stage, safe='')}"
         request = HttpRequest("POST", f"{path}/{'pause' if is_paused else 'resume'}")
         return (yield from _view(StagePauseView, request))
+
+    def status(self) -> Steps[Status]:
+        """Return how the stages, the workers and the newest jobs stand.
+
+        Workers are shown to operators alone, whose key has the scope admin.
+        """
+        return (yield from _view(Status, HttpRequest("GET", "/v1/status")))
+
+    def scaling(self, pipeline: str, stage: str, *, wait_s: float = 60.0) -> Steps[ScalingView]:
+        """Return how many workers a stage should have, so that what waits now starts within ``wait_s`` seconds."""
+        params = {"pipeline": pipeline, "stage": stage, "wait_s": str(wait_s)}
+        return (yield from _view(ScalingView, HttpRequest("GET", "/v1/scaling", params=params)))
 
     def calibrations(self) -> Steps[Sequence[CalibrationView]]:
         """Return how many estimates of each stage's waits have held; stages without any are left out."""

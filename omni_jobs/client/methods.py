@@ -97,6 +97,8 @@ class ClientMethods(ABC, Generic[LinesT]):
     submit_bulk = Yielding(Calls[LinesT].submit_bulk)
     pipelines = Returning(Calls.pipelines)
     set_paused = Returning(Calls.set_paused)
+    status = Returning(Calls.status)
+    scaling = Returning(Calls.scaling)
     calibrations = Returning(Calls.calibrations)
     get = Returning(Calls.get)
     list = Returning(Calls.list)

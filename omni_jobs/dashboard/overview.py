@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Response
 
-from omni_jobs.api.stage_loads import StageLoad, is_shown_picture, stage_loads, without_long_progress
+from omni_jobs.api.stage_loads import is_shown_picture, stage_loads, without_long_progress
 from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, RATED_HEIGHT, Drawing, drawn
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.needs_a_person import SAMPLED_S, needs_of
@@ -17,7 +17,7 @@ from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.jobs import FINE_S, JobFilter, StageName
-from omni_jobs.views import JobView
+from omni_jobs.views import JobView, StageLoad
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -9,7 +9,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 
-from omni_jobs.api.stage_loads import StageLoad, stage_loads
+from omni_jobs.api.stage_loads import stage_loads
 from omni_jobs.api.stage_pauses import set_paused
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.overview import trouble_of
@@ -17,7 +17,7 @@ from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Looks, Operates, Visit
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
-from omni_jobs.views import CalibrationView
+from omni_jobs.views import CalibrationView, StageLoad
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -115,6 +115,12 @@ def test_the_pipelines_and_their_stages(client: Client) -> None:
     assert client.set_paused("echo", "first", True).paused_at is not None
     assert client.set_paused("echo", "first", False).paused_at is None
     assert client.calibrations() == []
+    status = client.status()
+    assert ("echo", "first") in {(load.pipeline, load.stage) for load in status.stages}
+    assert (status.workers, status.recent) == ([], [])
+    assert client.scaling("echo", "first", wait_s=5).wanted == 0
+    with pytest.raises(NotFound):
+        client.scaling("echo", "third")
 
 
 def test_a_server_may_hold_an_answer_for_longer_than_the_client_waits_for_others(api: ApiServer, which: Kind) -> None:

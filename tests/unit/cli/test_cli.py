@@ -46,6 +46,7 @@ COMMANDS = [
     ["submit-bulk"],
     ["status"],
     ["watch"],
+    ["top"],
     ["list"],
     ["result"],
     ["cancel"],
@@ -190,7 +191,7 @@ def test_the_worker_command_is_stock_celery() -> None:
     assert result.output == (
         "CELERY_CUSTOM_WORKER_POOL=workers.consumer.pool:StagePool "
         "celery -A workers.app worker -P custom -Q qwen2_5_omni.thinker -n thinker-2@%h -c 3 "
-        "--without-gossip --without-mingle --without-heartbeat -l INFO\n"
+        "--without-gossip --without-mingle --heartbeat-interval 10 -l INFO\n"
     )
 
 

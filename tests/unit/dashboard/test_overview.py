@@ -2,8 +2,8 @@
 
 import pytest
 
-from omni_jobs.api.stage_loads import StageLoad
 from omni_jobs.dashboard.overview import trouble_of
+from omni_jobs.views import StageLoad
 
 LOAD = StageLoad(pipeline="echo", stage="first", pending=0, queued=0, running=0, workers=1, slots=8, paused=False)
 
