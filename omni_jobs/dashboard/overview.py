@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Response
 
 from omni_jobs.api.stage_loads import is_shown_picture, stage_loads, without_long_progress
+from omni_jobs.dashboard.charts import Over, charts_fragment
 from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, RATED_HEIGHT, Drawing, drawn
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.needs_a_person import SAMPLED_S, needs_of
@@ -62,22 +63,39 @@ class PipelineDrawing:
 
 
 @router.get("/")
-async def overview(visit: Looks) -> Response:
+async def overview(visit: Looks, over: Over = Over.HOUR) -> Response:
     """Show the overview."""
-    return await visit.page("overview", "Overview", content=await _content(visit))
+    return await visit.page(
+        "overview",
+        "Overview",
+        content=await _content(visit),
+        charts=await charts_fragment(visit, over) if visit.caller.operates else None,
+        newest=await _newest(visit),
+        over=over,
+    )
 
 
 @router.get("/fragments/overview")
 async def overview_content(visit: Looks) -> Response:
-    """Return what of the overview changes."""
+    """Return what of the stages changes."""
     return visit.answer(await _content(visit))
 
 
+@router.get("/fragments/newest")
+async def newest_content(visit: Looks) -> Response:
+    """Return the newest jobs, and the workers."""
+    return visit.answer(await _newest(visit))
+
+
 async def _content(visit: Visit) -> Fragment:
-    return await visit.fragment("overview", lambda: _read(visit))
+    return await visit.fragment("overview", lambda: _read_stages(visit))
 
 
-def _read(visit: Visit) -> Mapping[str, Any]:
+async def _newest(visit: Visit) -> Fragment:
+    return await visit.fragment("newest", lambda: _read_newest(visit))
+
+
+def _read_stages(visit: Visit) -> Mapping[str, Any]:
     services, caller = visit.services, visit.caller
     with short_switch_interval():
         counts = services.jobs.counts(None if caller.operates else caller.sees)
@@ -93,17 +111,26 @@ def _read(visit: Visit) -> Mapping[str, Any]:
     height = RATED_HEIGHT if rates else BOX_HEIGHT
     pipelines = _drawings(visit, loads, newest, rates, height)
     return {
-        "now": now,
-        "needs": needs,
         "jobs": counts.jobs,
+        "needs": needs,
         "busy": [each for each in pipelines if not each.is_quiet],
         "quiet": [each for each in pipelines if each.is_quiet],
-        "has_workers": bool(workers),
-        "workers": workers if caller.operates else [],
-        "newest": [below(visit.root, _short(job)) for job in newest[:_NEWEST]],
-        "is_shown_picture": is_shown_picture,
         "box_width": BOX_WIDTH,
         "box_height": height,
+    }
+
+
+def _read_newest(visit: Visit) -> Mapping[str, Any]:
+    services, caller = visit.services, visit.caller
+    with short_switch_interval():
+        workers = list(services.jobs.workers())
+        newest = services.jobs.list(JobFilter(tenant=caller.sees), limit=_NEWEST, brief=True).jobs
+    return {
+        "now": datetime.now(UTC),
+        "has_workers": bool(workers),
+        "workers": workers if caller.operates else [],
+        "newest": [below(visit.root, _short(job)) for job in newest],
+        "is_shown_picture": is_shown_picture,
     }
 
 

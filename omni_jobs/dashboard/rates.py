@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_jobs.jobs import StageName, StageSample
+from omni_jobs.metrics.stage_stats import StageStats
 
 _NO_FAILURES: Final = ("completed", "released")
 _UNITS: Final = ((1.0, "s"), (60.0, "min"), (3600.0, "h"))
@@ -35,6 +36,10 @@ def rates_of(samples: Iterable[StageSample]) -> Mapping[StageName, Rate]:
     for name, sample in whole.items():
         if sample.stats.ends and sample.span_s:
             well = sample.stats.ended.get("completed", 0)
-            failed = sum(count for result, count in sample.stats.ended.items() if result not in _NO_FAILURES)
-            rates[name] = Rate(well / sample.span_s, failed / sample.stats.ends)
+            rates[name] = Rate(well / sample.span_s, failed_of(sample.stats) / sample.stats.ends)
     return rates
+
+
+def failed_of(stats: StageStats) -> int:
+    """Return how many attempts have failed, also those that were lost; what was handed back has not."""
+    return sum(count for result, count in stats.ended.items() if result not in _NO_FAILURES)

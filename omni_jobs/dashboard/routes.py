@@ -5,6 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Depends
 
 from omni_jobs.dashboard import (
+    charts,
     job,
     jobs,
     keys,
@@ -21,7 +22,20 @@ from omni_jobs.dashboard import (
 )
 from omni_jobs.http.request_parameters import check_query
 
-PAGES: Final = (job, keys, overview, payloads, plug, previews, quarantine, signin, stages, tenants, workers)
+PAGES: Final = (
+    charts,
+    job,
+    keys,
+    overview,
+    payloads,
+    plug,
+    previews,
+    quarantine,
+    signin,
+    stages,
+    tenants,
+    workers,
+)
 """A page is added here and, if people go to it by itself, in ``navigation``."""
 
 router = APIRouter()
