@@ -112,6 +112,7 @@ class AttemptErrorView(ErrorView):
     attempt: int
     worker: str
     at: datetime
+    started_at: datetime | None = None  # when the attempt began; null: an earlier version did not note it
 
 
 class ProgressView(_View):

@@ -66,7 +66,7 @@ class _Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A stage over the whole time. The waits and runs are seconds that half, and 95 %, of them did not exceed."""
 
     name: str
@@ -80,7 +80,7 @@ class Line:
 class Charts:
     """The charts. ``values`` of each are JSON: the times, in seconds since 1970, and the values of each line."""
 
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     ended: str  # attempts a minute
     failed: str  # % of the attempts
     queued: str  # stage runs, in the mean
@@ -120,7 +120,7 @@ def charts_of(samples: Sequence[StageSample], begin: int, end: int, point_s: int
     return Charts([_line(group) for group in groups], values(ended), values(failed), values(queued))
 
 
-def _line(group: Sequence[_Points]) -> Line:
+def _line(group: Sequence[_Points]) -> ChartLine:
     stats = group[0].whole.stats
     for each in group[1:]:
         stats = stats.plus(each.whole.stats)
@@ -129,7 +129,7 @@ def _line(group: Sequence[_Points]) -> Line:
         (None, None) if (its := stats.seconds.get(step)) is None else (its.quantile(0.5), its.quantile(0.95))
         for step in ("queue", "run")
     )
-    return Line(
+    return ChartLine(
         f"{name.pipeline}.{name.stage}" if len(group) == 1 else _OTHERS,
         stats.ends,
         failed_of(stats) / stats.ends if stats.ends else 0.0,

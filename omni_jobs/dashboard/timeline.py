@@ -48,8 +48,8 @@ class Timeline:
 def timeline_of(job: JobView, now: datetime) -> Timeline:
     """Return the timeline of a job, from its submit until its end, or until ``now``.
 
-    Of an attempt that failed nobody knows any more when it began: its bar begins where the one before ended, and so
-    holds its wait as well.
+    Of an attempt whose begin an earlier version did not note, the bar begins where the one before ended, and so holds
+    its wait as well.
     """
     begin, end = job.created_at, job.finished_at or now
     whole = max(_LEAST_SPAN_S, (end - begin).total_seconds())
@@ -66,7 +66,10 @@ def timeline_of(job: JobView, now: datetime) -> Timeline:
         bars: list[Bar] = []
         since = stage.queued_at
         for error in sorted(stage.errors, key=lambda each: each.at):
-            bars.append(bar("failed", since or error.at, error.at, f"attempt {error.attempt} failed"))
+            begun = error.started_at or since or error.at
+            if since is not None and begun > since:
+                bars.append(bar("waited", since, begun, "waited"))
+            bars.append(bar("failed", begun, error.at, f"attempt {error.attempt} failed"))
             since = error.at
         lines.append(StageLine(stage.name, [*bars, *(bar(*part) for part in _last(stage, since, end))]))
     return Timeline(lines, _ticks(whole), whole)

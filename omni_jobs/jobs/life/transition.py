@@ -192,9 +192,8 @@ class JobTransition:
         details = error.to_dict()
         details.setdefault("stage", run.stage)
         kind, tenant = fingerprint(error.code, run.stage, error.message), self._tenants[run.job_id]
-        self._rows[_INSERT_ERROR].append(
-            (run.id, run.attempt, run.owner or "", encode_json(details), self.now, kind, tenant)
-        )
+        told = encode_json({**details, "started_at": run.started_at})
+        self._rows[_INSERT_ERROR].append((run.id, run.attempt, run.owner or "", told, self.now, kind, tenant))
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
             self._end(run, StageRunState.CANCELLED, details)

@@ -101,5 +101,5 @@ def test_a_fragment_of_one_tenant_is_no_others(settings: Settings, keys: ApiKeys
     of = {name: {"Authorization": f"Bearer {keys.create(name, ['submit', 'read']).key}"} for name in ("acme", "globex")}
     with serve(settings.model_copy(update={"auth": "keys"})) as api:
         job = api.http.post("/v1/jobs", json=echo, headers=of["acme"]).json()["id"]
-        pages = {name: api.http.get("/fragments/overview", headers=of[name]).text for name in of}
+        pages = {name: api.http.get("/fragments/newest", headers=of[name]).text for name in of}
     assert (job in pages["acme"], job in pages["globex"]) == (True, False)

@@ -1,5 +1,7 @@
 """Stage runs that fail or are released, on SQLite and on PostgreSQL."""
 
+from datetime import timedelta
+
 import pytest
 
 from omni_jobs.database.database import Database
@@ -36,6 +38,9 @@ def test_a_retryable_error_is_tried_again_after_a_pause(jobs_or_forgetful: Jobs,
     stage = jobs.get(submitted.job_id).stages[0]
     assert (stage.status, stage.reason, stage.attempt) == (StageRunState.QUEUED, "retry_backoff", 1)
     assert [(error.code, error.attempt, error.worker) for error in stage.errors] == [("out_of_memory", 1, "w")]
+    [error] = stage.errors
+    assert None not in (error.started_at, stage.started_at)
+    assert abs(error.started_at - stage.started_at) < timedelta(milliseconds=1)  # type: ignore[operator]
     assert claim(jobs, "w") == []
     database = Database(database_url)
     pass_time(database, 2.0)

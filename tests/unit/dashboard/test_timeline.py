@@ -63,6 +63,17 @@ def test_each_time_of_a_stage_is_a_bar(its: StageRunView, expected: list[tuple[s
     assert bars(line) == expected
 
 
+def test_a_failed_attempt_begins_where_it_began() -> None:
+    its = stage("succeeded", 0, 70, 90, (30, 60))
+    first, second = its.errors
+    errors = [first.model_copy(update={"started_at": at(10)}), second.model_copy(update={"started_at": at(45)})]
+    [line] = timeline_of(job(its.model_copy(update={"errors": errors})), BEGIN + timedelta(seconds=100)).lines
+    assert bars(line) == [
+        ("waited", 0, 10), ("failed", 10, 20), ("waited", 30, 15), ("failed", 45, 15), ("waited", 60, 10),
+        ("succeeded", 70, 20),
+    ]  # fmt: skip
+
+
 def test_what_was_short_is_seen_and_nothing_leaves_the_scale() -> None:
     its = stage("succeeded", -5, 99.9999, 200)  # clocks disagree
     [line] = timeline_of(job(its, finished=100), BEGIN).lines
