@@ -187,6 +187,7 @@ def _read(visit: Visit, plugs: Plugs) -> Mapping[str, Any]:
         "trouble": trouble,
         "has_echo": any(each.process.startswith(f"worker {_PIPELINE}.") for each in sockets) or trouble is not None,
         "may_pull": refusal(visit) is None,
+        "job_s": 2 * _STAGE_S,
     }
 
 

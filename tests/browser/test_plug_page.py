@@ -70,8 +70,7 @@ def stop_and_check(visitor: Visitor) -> None:
     assert number(visitor, "accepted") == number(visitor, "ended") == int(told) > 0
     assert [number(visitor, name) for name in ("going", "lost", "doubled")] == [0, 0, 0]
     for row in page.locator(".kills tbody tr").all():
-        under, ended = (row.locator("td").nth(column).inner_text() for column in (2, 3))
-        assert under == ended
+        assert row.locator(".under").inner_text() == row.locator(".ended").inner_text()
 
 
 def test_the_page_looks_well(visitor: Visitor) -> None:
@@ -100,7 +99,6 @@ def test_a_process_that_is_down_has_no_plug(visitor: Visitor) -> None:
     assert [answer.status for answer in pulls] == [303, 409]
     assert "can be pulled once it is ready" in pulls[1].text()
     expect(button).to_be_disabled()
-    expect(button).to_be_enabled(timeout=BACK_MS)
 
 
 @pytest.mark.long

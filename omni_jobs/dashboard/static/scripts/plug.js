@@ -6,6 +6,7 @@ const said = document.getElementById("said");
 const { posts, every, most, seconds } = button.dataset;
 const AGAIN_MS = 300;
 const ANSWER_MS = 15000;
+const UNDER_WAY = 3;  // jobs that are accepted before the first kill
 const AFTER_KILL_MS = 3000;
 const LONGER_MS = 30000;
 
@@ -52,7 +53,7 @@ class Stream {
       while (this.isOn && this.accepted < most && (this.pulls > 0 || performance.now() < this.end)) {
         await this.submitted(`/streams/${stream}/jobs/${this.accepted + 1}`);
         this.accepted++;
-        this.accept();
+        if (this.accepted >= UNDER_WAY) this.accept();
         const left = Math.max(0, Math.ceil((this.end - performance.now()) / 1000));
         pace.textContent = `${this.accepted} accepted; the stream ends in ${left} s.`;
         await pause(1000 * every);
@@ -62,12 +63,12 @@ class Stream {
       say(this.isOn ? error.message : `The stream is stopped: ${this.accepted} accepted.`, this.isOn);
     }
     this.isOn = false;
-    this.fail(new Error("The stream has ended before anything was accepted."));
+    this.fail(new Error("The stream has ended before anything was killed."));
   }
 
   // Some jobs follow each kill, so that it shows when all went on.
   async pull(form) {
-    await this.begun;  // so that something runs when it is killed
+    await this.begun;  // so that it meets jobs that run
     this.pulls++;
     try {
       await post("/kills", form);
