@@ -48,9 +48,15 @@ _Timer = Literal["receive", "send"]
 """The two timers of a connection: of a head or of what a refused client still sends, and of an unread answer."""
 
 
-def bounded_protocol(settings: Settings) -> type[BoundedProtocol]:
-    """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``."""
+def bounded_protocol(
+    settings: Settings, on_refused: Callable[[OmniJobsError], object] = lambda error: None
+) -> type[BoundedProtocol]:
+    """Return a subclass of BoundedProtocol with one server's limits, for ``uvicorn.Config(http=…)``.
+
+    ``on_refused`` is told the error of each answer that a connection gives by itself.
+    """
     attributes = {
+        "on_refused": staticmethod(on_refused),
         "settings": settings,
         "backlog": most_unaccepted(),
         "places": Places(most_connections(settings)),
@@ -85,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
     settings: ClassVar[Settings]
     backlog: ClassVar[int]  # the most connections that the kernel holds for the server to accept
     places: ClassVar[Places]
+    on_refused: ClassVar[staticmethod[[OmniJobsError], object]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -384,8 +391,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             request_id = self.cycle.scope["state"].get("request_id", request_id)
             self.cycle.disconnected = True  # the answer of its route is dropped
+            self.cycle.scope["state"]["is_refused"] = True
             self.cycle.message_event.set()
         self.transport.write(bytes_of(error, [*self.server_state.default_headers, (HEADER, request_id.encode())]))
+        self.on_refused(error)
         self._linger()
 
     def _linger(self) -> None:

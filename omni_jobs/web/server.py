@@ -7,6 +7,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_jobs.api.services import Services
+from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.protocol import bounded_protocol
 from omni_jobs.http.server_logs import server_config
 from omni_jobs.settings import Settings
@@ -29,7 +30,7 @@ class BoundedServer(uvicorn.Server):
         embedded stack whose API this is.
         """
         self.app: FastAPI = create_app(settings, services, plugs)
-        protocol = bounded_protocol(settings)
+        protocol = bounded_protocol(settings, self._count_refusal)
         super().__init__(
             uvicorn.Config(
                 self.app,
@@ -46,6 +47,9 @@ class BoundedServer(uvicorn.Server):
                 **options,
             )
         )
+
+    def _count_refusal(self, error: OmniJobsError) -> None:
+        self.app.state.metrics.answers.labels(error.http_status, error.code).inc()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the server as uvicorn asks. First let go who watches jobs, because it waits for their answers."""

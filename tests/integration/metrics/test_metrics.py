@@ -167,6 +167,28 @@ def api(sqlite_settings: Settings) -> Iterator[ApiServer]:
         yield server
 
 
+HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (HEAD + b"X: " + b"x" * 100_000, '{code="head_too_large",status="431"}'),
+        (b"no HTTP at all\r\n\r\n", '{code="bad_request",status="400"}'),
+        # The route waits for the body meanwhile, and what it answers is dropped.
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1;" + b"x" * 100_000, '{code="head_too_large",status="431"}'),
+    ],
+)
+def test_what_a_connection_refuses_by_itself_counts_once(api: ApiServer, sent: bytes, answered: str) -> None:
+    with socket.create_connection((api.host, api.port), timeout=WITHIN_S) as client:
+        client.sendall(sent)
+        while client.recv(4096):  # until the server closes
+            pass
+    shown = values(api.http.get("/metrics").text).items()
+    errors = {name: number for name, number in shown if "http_answers" in name and 'code=""' not in name}
+    assert errors == {f"omni_jobs_http_answers_total{answered}": 1}
+
+
 def test_a_database_that_is_away_is_counted(api: ApiServer, tmp_path: Path) -> None:
     with api.services.db.begin() as tx:
         tx.exec_driver_sql("ALTER TABLE jobs RENAME TO hidden")
