@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 from prometheus_client import Histogram as Buckets
 from prometheus_client.samples import Sample
 
+from omni_jobs.metrics.engine_metrics import EngineMetrics
 from omni_jobs.metrics.process_metrics import ProcessMetrics
 from omni_jobs.metrics.stage_stats import BOUNDS, Histogram, StageStats, WorkerStats
 from omni_jobs.views import UsageView
@@ -30,11 +31,12 @@ _MEMORY_STEP = 16 << 20
 
 
 class WorkerMetrics(ProcessMetrics):
-    """The metrics of a worker, all with the labels ``pipeline`` and ``stage``."""
+    """The metrics of a worker and of its engine, all with the labels ``pipeline`` and ``stage``."""
 
     def __init__(self, pipeline: str, stage: str, slots: int) -> None:
         """``slots``: how many stage runs the worker may hold at once."""
         super().__init__("worker")
+        self.registry.register(EngineMetrics(pipeline, stage))
         self._is_of = (pipeline, stage)
         self._histograms = {
             step: Buckets(f"omni_jobs_stage_{step}_seconds", what, _LABELS, buckets=BOUNDS, registry=self.registry)

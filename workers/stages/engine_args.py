@@ -83,6 +83,7 @@ class OmniEngineArgs:
     servers: Mapping[str, Server] = field(default_factory=dict)  # that remote stages may use, by name
     guard: Guard | None = None  # of links that a remote stage's server names elsewhere; None: it fetches none
     capture_bytes: int | None = None  # limit of hidden states kept at a time; None: from the host's memory
+    measures: bool = False  # whether the engine keeps its own metrics (omni_jobs.metrics.engine_metrics), if it has any
 
     @property
     def cuda_devices(self) -> range:
@@ -116,6 +117,7 @@ class OmniEngineArgs:
             servers=settings.servers,
             guard=Guard.of(settings),
             capture_bytes=settings.capture_bytes,
+            measures=settings.metrics_port is not None,
         )
 
 

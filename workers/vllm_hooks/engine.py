@@ -27,6 +27,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerFactory
 
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from workers.parent_death import end_with_parent
@@ -77,12 +78,14 @@ class Engine:
         self._vocabulary: Vocabulary | None = None
 
     @classmethod
-    def start(cls, args: Mapping[str, Any]) -> Engine:
+    def start(cls, args: Mapping[str, Any], *, measures: bool = False) -> Engine:
         """Load the model and return its engine; block until it is loaded.
 
-        ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. Raise ConfigError for arguments
-        that are not of vLLM's types, or that vLLM or the hooks refuse, or when a hook has moved, and EngineDead when
-        its process ends during the start.
+        ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. ``measures``: keep vLLM's metrics
+        in prometheus-client's own registry, which has those of the newest engine of a process.
+
+        Raise ConfigError for arguments that are not of vLLM's types, or that vLLM or the hooks refuse, or when a hook
+        has moved, and EngineDead when its process ends during the start.
         """
         check_hooks()
         # vLLM loads plugins once, and marks them as loaded before it does. So without the lock, the second of two
@@ -100,7 +103,9 @@ class Engine:
             # The caches diverge when a request is rendered long before it enters the engine; then the request fails.
             engine_args = AsyncEngineArgs(**check_engine_arguments({**args, "mm_processor_cache_gb": 0}))
             _refuse(engine_args)
-            return cls(parent.submit(AsyncLLM.from_engine_args, engine_args).result(), parent)
+            loggers: list[StatLoggerFactory] = [PrometheusStatLogger] if measures else []
+            llm = parent.submit(AsyncLLM.from_engine_args, engine_args, stat_loggers=loggers).result()
+            return cls(llm, parent)
         except BaseException as error:
             parent.shutdown(wait=False)
             if isinstance(error, ValueError | TypeError | VLLMClientError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from jsonschema import validate
 
 from omni_jobs.errors import EngineDead, InvalidRequest
+from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from tests.oracles.ar import quiet
 from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
@@ -63,9 +65,8 @@ def prompt(words: str, **parameters: Any) -> OmniTextPrompt:
 async def llm(tiny_causal_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ARRunner]:
     settings: Any = ArEngine.model_validate(ENGINE)
     model = OmniModelConfig(tiny_causal_lm, "causal_lm", None)
-    found = ARRunner(
-        OmniEngineArgs("llm", model, "cpu", None, 16, settings, spool_dir=tmp_path_factory.mktemp("spool"))
-    )
+    spool = tmp_path_factory.mktemp("spool")
+    found = ARRunner(OmniEngineArgs("llm", model, "cpu", None, 16, settings, spool_dir=spool, measures=True))
     with one_process_an_engine():
         await found.start()
     yield found
@@ -210,6 +211,29 @@ async def test_logprobs_are_those_of_the_model(llm: ARRunner, tiny_causal_lm: Pa
         best = row.topk(4)
         assert [each["logprob"] for each in entry["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+
+
+def shown_by_engine(text: str) -> dict[str, tuple[dict[str, str], float]]:
+    """The labels and the value of vLLM's series in a worker's metrics; of those with one name, the last."""
+    series = re.findall(r"^(vllm:\w+)\{(.*)\} (\S+)$", text, re.MULTILINE)
+    return {name: (dict(re.findall(r'(\w+)="(.*?)"', labels)), float(value)) for name, labels, value in series}
+
+
+async def test_the_engine_s_own_metrics_have_the_stage_s_labels(llm: ARRunner, tiny_causal_lm: Path) -> None:
+    metrics = WorkerMetrics("chat", "llm", 16)
+    before = shown_by_engine(metrics.text().decode())
+    await run(llm, prompt("Hi", max_tokens=12, ignore_eos=True))
+    text = metrics.text().decode()
+    after = shown_by_engine(text)
+    labels = {"engine": "0", "pipeline": "chat", "stage": "llm"}
+    made = "vllm:generation_tokens_total"
+    assert after[made] == (labels, before[made][1] + 12)
+    assert after["vllm:num_requests_running"] == (labels, 0)
+    assert after["vllm:time_to_first_token_seconds_count"][1] == before["vllm:time_to_first_token_seconds_count"][1] + 1
+    of_stage = {"pipeline": "chat", "stage": "llm"}.items()
+    assert {name for name, (each, _) in after.items() if not of_stage <= each.items()} == set()
+    assert "model_name" not in text
+    assert str(tiny_causal_lm) not in text
 
 
 async def test_logprobs_are_of_the_text_alone_and_are_json(llm: ARRunner) -> None:

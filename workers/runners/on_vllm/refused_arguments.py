@@ -25,7 +25,7 @@ _DATA_PARALLEL = "data parallelism is not supported: start more workers of the s
 _ONE_HOST = "an engine on several hosts is not supported: start a worker of the stage on each host"
 _SLEEP = "sleep mode is not supported: an engine runs as long as its worker; stop the worker to free its memory"
 _KIND = "the stage's kind says what it makes: tokens (ar) or a row for each token of its prompt (pooling)"
-_STATISTICS = "the engine's statistics are off, because the worker reports its stage's own"
+_STATISTICS = "vLLM keeps the statistics that it keeps by itself, and OMNI_JOBS_METRICS_PORT shows them"
 _OUTPUTS = "a stage does not return this output of the engine"
 _LOG = "the worker writes the log, and prompts and addresses do not belong into it"
 

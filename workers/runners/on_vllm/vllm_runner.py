@@ -35,7 +35,7 @@ class VllmRunner(BaseRunner[P, E]):
         index = self.args.device_index
         device = {} if index is None else {"device_ids": [index]}
         with lent_to_engines(self.args.device):  # vLLM starts its processes with this one's environment
-            return Engine.start({**self._engine_args, **device})
+            return Engine.start({**self._engine_args, **device}, measures=self.args.measures)
 
     async def close(self) -> None:
         """End the engine; runs in progress raise EngineDead. Safe to call twice."""
