@@ -1,15 +1,21 @@
-"""``WorkerMetrics``: what a worker counts and measures of its stage."""
+"""``WorkerMetrics``: what a worker counts and measures of its stage.
+
+The counts are plain numbers that the thread of the worker's event loop changes, and ``collect`` shows them: prometheus-
+client's own counters take a lock and a search of all buckets for each change, a dozen for each stage run.
+"""
 
 import math
 import resource
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import Counter, Gauge
-from prometheus_client import Histogram as Buckets
-from prometheus_client.samples import Sample
+from prometheus_client import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from omni_jobs.metrics.engine_metrics import EngineMetrics
 from omni_jobs.metrics.process_metrics import ProcessMetrics
@@ -26,92 +32,125 @@ STEPS: Final[Mapping[str, str]] = {
 """The steps of a stage run that are measured, with what is measured."""
 
 _LABELS = ("pipeline", "stage")
+_NAMES = tuple(f"{bound:g}" for bound in (*BOUNDS, math.inf))  # of the buckets, in a Histogram
+_SHOWN = (*map(str, BOUNDS), "+Inf")  # of the buckets, for Prometheus
 _STATM = Path("/proc/self/statm")
 _MEMORY_STEP = 16 << 20
 
 
-class WorkerMetrics(ProcessMetrics):
-    """The metrics of a worker and of its engine, all with the labels ``pipeline`` and ``stage``."""
+class WorkerMetrics(ProcessMetrics, Collector):
+    """The metrics of a worker and of its engine, with the labels ``pipeline`` and ``stage``. One thread changes them.
+
+    Any thread may read them.
+    """
 
     def __init__(self, pipeline: str, stage: str, slots: int) -> None:
         """``slots``: how many stage runs the worker may hold at once."""
         super().__init__("worker")
-        self.registry.register(EngineMetrics(pipeline, stage))
         self._is_of = (pipeline, stage)
-        self._histograms = {
-            step: Buckets(f"omni_jobs_stage_{step}_seconds", what, _LABELS, buckets=BOUNDS, registry=self.registry)
-            for step, what in STEPS.items()
-        }
-        self._steps = {step: each.labels(*self._is_of) for step, each in self._histograms.items()}
-        self._ended = self._counter("ended", "Attempts that ended here, by result or error code.", "result")
-        self.repeated = self._counter("repeated", "Claims of attempts after a stage run's first.").labels(*self._is_of)
-        self._bytes = self._counter("handoff_bytes", "Bytes of payloads and artifacts, loaded or stored.", "direction")
-        self.loaded_bytes, self.stored_bytes = (self._bytes.labels(*self._is_of, name) for name in ("loaded", "stored"))
-        self._made = self._counter("made", "What completed attempts took in and made, by the fields of usage.", "what")
-        in_flight = self._gauge("in_flight", "Stage runs that this worker holds.").labels(*self._is_of)
-        in_flight.set_function(lambda: self._in_flight)
-        self._in_flight = 0
-        self._ends: dict[str, Counter] = {}  # the counters of the results there were, because their look-up costs
-        self._gauge("slots", "Stage runs that this worker may hold at once.").labels(*self._is_of).set(slots)
+        self._slots = slots
+        self._seconds = {step: _Seconds() for step in STEPS}
+        self._ended: dict[str, int] = {}
+        self._made: dict[str, float] = {}
+        self._repeated = self._loaded_bytes = self._stored_bytes = self._in_flight = 0
         self._renewed_at: float | None = None
         self._claimed_at: float | None = None
-        lease = self._gauge("lease_age_seconds", "Seconds since this worker renewed its lease.")
-        lease.labels(*self._is_of).set_function(self._lease_age)
+        self.registry.register(self)
+        self.registry.register(EngineMetrics(pipeline, stage))
+
+    def claim(self, waited_s: float, *, repeated: bool = False) -> None:
+        """Note that a stage run was claimed, now, after it stood in its line for so long. ``repeated``: once more."""
+        self._in_flight += 1
+        self._claimed_at = time.time()
+        self._repeated += repeated
+        self.observe("queue", waited_s)
+
+    def load(self, size: int) -> None:
+        """Note the bytes of earlier stages' payloads that a stage run has loaded."""
+        self._loaded_bytes += size
 
     def observe(self, step: str, seconds: float) -> None:
         """Note how long a step of STEPS took. Clocks that were set count as no time."""
-        self._steps[step].observe(max(0.0, seconds))
+        self._seconds[step].add(seconds)
+
+    def store(self, size: int, made: Mapping[str, float]) -> None:
+        """Note the bytes that a stage run has stored, and what it took in and made.
+
+        ``made`` has amounts by the fields of UsageView; a runner's others are left out.
+        """
+        self._stored_bytes += size
+        for what, amount in made.items():
+            if what in UsageView.model_fields and math.isfinite(amount) and amount > 0:
+                self._made[what] = self._made.get(what, 0.0) + amount
 
     def end(self, result: str) -> None:
         """Note the end of an attempt: completed, released, lost, or the code of its error."""
         self._in_flight -= 1
-        counter = self._ends.get(result)
-        if counter is None:
-            counter = self._ends[result] = self._ended.labels(*self._is_of, result)
-        counter.inc()
-
-    def make(self, made: Mapping[str, float]) -> None:
-        """Note what an attempt took in and made: amounts by the fields of UsageView; a runner's others are left out."""
-        for what, amount in made.items():
-            if what in UsageView.model_fields and math.isfinite(amount) and amount > 0:
-                self._made.labels(*self._is_of, what).inc(amount)
+        self._ended[result] = self._ended.get(result, 0) + 1
 
     def renew(self) -> None:
         """Note that the lease was renewed."""
         self._renewed_at = time.monotonic()
-
-    def claim(self) -> None:
-        """Note that a stage run was claimed, now. One thread claims and ends."""
-        self._in_flight += 1
-        self._claimed_at = round(time.time(), 3)
 
     def stats(self) -> WorkerStats:
         """Return what was counted since the start, the same counts that ``/metrics`` shows, and how the process stands.
 
         The memory is told to 16 MiB, so that of a worker that does nothing nothing changes.
         """
-        ended = {sample.labels["result"]: int(sample.value) for sample in _samples(self._ended, "_total")}
-        steps = {step: each for step in STEPS if (each := self._histogram(step)).counts}
-        return WorkerStats(StageStats(steps, ended), _memory_bytes(), self._claimed_at)
+        steps = {step: each.histogram() for step, each in self._seconds.items() if any(each.counts)}
+        claimed_at = None if self._claimed_at is None else round(self._claimed_at, 3)
+        return WorkerStats(StageStats(steps, dict(self._ended)), _memory_bytes(), claimed_at)
 
-    def _histogram(self, step: str) -> Histogram:
-        counts, below = {}, 0
-        for sample in _samples(self._histograms[step], "_bucket"):
-            up_to, bound = int(sample.value), sample.labels["le"]
-            if up_to > below:
-                counts[f"{float(bound):g}"] = up_to - below
-            below = up_to
-        [total] = _samples(self._histograms[step], "_sum")
-        return Histogram(counts, round(total.value, 6))
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the stage as they are now, for the registry."""
+        for step, what in STEPS.items():
+            histogram = HistogramMetricFamily(f"omni_jobs_stage_{step}_seconds", what, labels=_LABELS)
+            seconds = self._seconds[step]
+            buckets = list(zip(_SHOWN, accumulate(seconds.counts.copy()), strict=True))
+            histogram.add_metric(self._is_of, buckets, seconds.sum_s)
+            yield histogram
+        yield self._counter("ended", "Attempts that ended here, by result or error code.", "result", self._ended)
+        yield self._counter("repeated", "Claims of attempts after a stage run's first.", None, {"": self._repeated})
+        moved = {"loaded": self._loaded_bytes, "stored": self._stored_bytes}
+        yield self._counter("handoff_bytes", "Bytes of payloads and artifacts, loaded or stored.", "direction", moved)
+        what = "What completed attempts took in and made, by the fields of usage."
+        yield self._counter("made", what, "what", self._made)
+        yield self._gauge("in_flight", "Stage runs that this worker holds.", self._in_flight)
+        yield self._gauge("slots", "Stage runs that this worker may hold at once.", self._slots)
+        age = math.nan if self._renewed_at is None else time.monotonic() - self._renewed_at
+        yield self._gauge("lease_age_seconds", "Seconds since this worker renewed its lease.", age)
 
-    def _lease_age(self) -> float:
-        return math.nan if self._renewed_at is None else time.monotonic() - self._renewed_at
+    def _counter(self, name: str, what: str, label: str | None, counts: Mapping[str, float]) -> Metric:
+        more = () if label is None else (label,)
+        counter = CounterMetricFamily(f"omni_jobs_stage_{name}", what, labels=(*_LABELS, *more))
+        for value, count in dict(counts).items():
+            counter.add_metric((*self._is_of, value) if more else self._is_of, count)
+        return counter
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"omni_jobs_stage_{name}", what, [*_LABELS, *labels], registry=self.registry)
+    def _gauge(self, name: str, what: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"omni_jobs_stage_{name}", what, labels=_LABELS)
+        gauge.add_metric(self._is_of, value)
+        return gauge
 
-    def _gauge(self, name: str, what: str) -> Gauge:
-        return Gauge(f"omni_jobs_stage_{name}", what, _LABELS, registry=self.registry)
+
+class _Seconds:
+    """How often a number of seconds lay in each bucket, and the sum of all."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_NAMES)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        if seconds < 0.0:
+            seconds = 0.0
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum_s += seconds
+
+    def histogram(self) -> Histogram:
+        counts = zip(_NAMES, self.counts.copy(), strict=True)
+        return Histogram({name: count for name, count in counts if count}, round(self.sum_s, 6))
 
 
 def _memory_bytes() -> int | None:
@@ -121,7 +160,3 @@ def _memory_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * resource.getpagesize() // _MEMORY_STEP * _MEMORY_STEP
-
-
-def _samples(metric: Counter | Buckets, end: str) -> list[Sample]:
-    return [sample for family in metric.collect() for sample in family.samples if sample.name.endswith(end)]

@@ -20,10 +20,8 @@ def of_process(metrics: ProcessMetrics) -> dict[str, tuple[str, set[str]]]:
     """The kind and labels of each metric of ours, by name as it is shown."""
     families = [family for family in metrics.registry.collect() if family.name.startswith("omni_jobs_")]
     assert len(families) > 5
-    labels = {
-        family.name: set(metrics.registry._names_to_collectors[family.name]._labelnames)  # type: ignore[attr-defined]
-        for family in families
-    }
+    collectors = metrics.registry._names_to_collectors
+    labels = {each.name: set(getattr(collectors.get(each.name, each), "_labelnames", ())) for each in families}
     labels["omni_jobs_process"] = {"kind", "version"}
     return {
         family.name + ENDS[family.type]: (family.type.replace("info", "gauge"), labels[family.name])

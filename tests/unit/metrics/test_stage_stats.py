@@ -16,7 +16,6 @@ def counted(values: list[float], ended: dict[str, int] | None = None) -> StageSt
         metrics.observe("run", value)
     for result, number in (ended or {}).items():
         for _ in range(number):
-            metrics.claim()
             metrics.end(result)
     return metrics.stats().of_stage
 
@@ -37,7 +36,7 @@ def test_a_clock_that_was_set_back_counts_as_no_time() -> None:
 
 def test_a_runner_counts_nothing_but_the_fields_of_usage() -> None:
     metrics = WorkerMetrics("echo", "first", 1)
-    metrics.make({"pictures": 2, "frames": float("nan"), "sound_s": -1.0, "tenant-a": 7})
+    metrics.store(0, {"pictures": 2, "frames": float("nan"), "sound_s": -1.0, "tenant-a": 7})
     text = metrics.text().decode()
     assert 'omni_jobs_stage_made_total{pipeline="echo",stage="first",what="pictures"} 2.0' in text
     assert text.count("omni_jobs_stage_made_total{") == 1
@@ -86,7 +85,7 @@ def test_a_row_of_a_worker_comes_back_as_it_was() -> None:
     assert (idle.of_stage, idle.claimed_at) == (StageStats(), None)
     assert idle.memory_bytes is not None
     assert idle.memory_bytes % (16 << 20) == 0
-    metrics.claim()
+    metrics.claim(1.5)
     metrics.end("completed")
     stats = metrics.stats()
     assert stats.claimed_at is not None

@@ -17,15 +17,7 @@ class RunMetrics(RunObserver):
         self._has_token: set[int] = set()  # of the stage runs in flight
 
     def claimed(self, claim: Claim, times: StepTimes) -> None:
-        self._metrics.claim()
-        self._metrics.observe("queue", claim.waited_s)
-        if claim.attempt > 1:
-            self._metrics.repeated.inc()
-
-    def loaded(self, claim: Claim, times: StepTimes) -> None:
-        self._metrics.observe("load", times.loaded_s or 0.0)
-        if claim.upstream:
-            self._metrics.loaded_bytes.inc(sum(_size(each) for each in claim.upstream.values()))
+        self._metrics.claim(claim.waited_s, repeated=claim.attempt > 1)
 
     def progressed(self, claim: Claim, times: StepTimes, progress: Progress) -> None:
         if progress.unit != _TOKENS or progress.done == 0 or claim.stage_run_id in self._has_token:
@@ -34,19 +26,24 @@ class RunMetrics(RunObserver):
         if progress.resumed_at is None:
             self._metrics.observe("first_token", times.since_claim() - (times.loaded_s or 0.0))
 
-    def ran(self, claim: Claim, times: StepTimes) -> None:
-        self._metrics.observe("run", (times.ran_s or 0.0) - (times.loaded_s or 0.0))
-
     def stored(self, claim: Claim, times: StepTimes, completion: Completion) -> None:
-        self._metrics.observe("store", (times.stored_s or 0.0) - (times.ran_s or 0.0))
-        if stored := completion.payload_bytes + sum(artifact.ref.size for artifact in completion.artifacts):
-            self._metrics.stored_bytes.inc(stored)
-        if completion.made:
-            self._metrics.make(completion.made)
+        size = completion.payload_bytes
+        if completion.artifacts:
+            size += sum(artifact.ref.size for artifact in completion.artifacts)
+        self._metrics.store(size, completion.made)
 
     def ended(self, claim: Claim, times: StepTimes, result: RunResult) -> None:
+        """Note the end, and how long the steps took that the attempt came through."""
         self._has_token.discard(claim.stage_run_id)
         self._metrics.end(result.kind if result.error is None else type(result.error).code)
+        before = 0.0
+        for step, after in (("load", times.loaded_s), ("run", times.ran_s), ("store", times.stored_s)):
+            if after is None:
+                return
+            self._metrics.observe(step, after - before)
+            before = after
+            if step == "load" and claim.upstream:
+                self._metrics.load(sum(_size(each) for each in claim.upstream.values()))
 
 
 def _size(payload: ObjectRef | bytes | None) -> int:
