@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -9,6 +10,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs import COARSE_S, FINE_S, Jobs, StageName, StageSample
+from omni_jobs.jobs.crew import sample as crew_sample
 from omni_jobs.metrics.stage_stats import Histogram, StageStats, WorkerStats
 from tests.integration.job_steps import claim, new_job, pass_time, register, submit_one
 
@@ -90,6 +92,15 @@ def test_of_many_samplers_at_once_one_takes_the_sample(begun: Jobs, database_url
         for database in databases:
             database.close()
         assert sum(ends(fine(begun))) == 100 * round_
+
+
+def test_a_sampler_that_saw_it_due_before_another_took_the_sample_takes_none(begun: Jobs) -> None:
+    def taken_twice() -> list[bool]:
+        with begun._db.begin() as tx:
+            tx.execute(text("UPDATE samplings SET at = at - 10"))
+        return [begun._db.run(partial(crew_sample.sample, standing={})) for _ in range(2)]
+
+    assert [True, False] in (taken_twice(), taken_twice())  # the next ten seconds may begin in the middle of one
 
 
 @pytest.mark.parametrize("end", ["retires", "is lost", "is replaced"])
