@@ -67,7 +67,7 @@ def test_the_attempts_of_a_stage_and_their_errors_are_shown(api: ApiServer, visi
     page.goto(f"/jobs/{job}")
     expect(page.get_by_role("heading", name="Errors by attempt")).to_be_visible()
     expect(page.get_by_role("cell", name="worker_lost the worker's lease ran out")).to_be_visible()
-    expect(page.get_by_role("img", name="first: attempt 1 failed")).to_be_visible()
+    expect(page.get_by_role("img", name="attempt 1 failed")).to_be_visible()
 
 
 def test_a_failed_job_is_retried_from_its_second_stage_and_forked(api: ApiServer, visitor: Visitor) -> None:

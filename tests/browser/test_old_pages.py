@@ -1,7 +1,9 @@
 """While the server is away its pages say that what stands there is old. Once it is back they go on by themselves."""
 
+import pytest
 from playwright.sync_api import Browser, expect
 
+from omni_jobs.api import many_jobs
 from omni_jobs.settings import Settings
 from tests.browser.seeded_jobs import Hands
 from tests.integration.api_server import serve
@@ -30,3 +32,24 @@ def test_open_pages_outlive_the_server(settings: Settings, browser: Browser) -> 
             expect(job_page.locator("header .state.cancelled")).to_be_visible(timeout=LATE_MS)
             for page in (overview, job_page):
                 expect(page.get_by_text(OLD)).to_be_hidden(timeout=LATE_MS)
+
+
+def test_an_action_on_many_jobs_outlives_the_server(
+    settings: Settings, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_jobs, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "_LONGEST_S", 0.0)
+    with browser.new_context() as context:
+        page = context.new_page()
+        with serve(settings) as api:
+            jobs = [Hands(api).submitted() for _ in range(30)]
+            page.goto(f"http://localhost:{api.port}/jobs?pipeline=echo")
+            page.locator("#of").select_option("matching")
+            page.get_by_role("button", name="Cancel…").click()
+            page.get_by_role("button", name="Cancel 30 jobs").click()
+            expect(page.get_by_role("heading", name="4 jobs cancelled so far")).to_be_visible()
+            port = api.port
+        expect(page.get_by_text(OLD)).to_be_visible(timeout=LATE_MS)
+        with serve(settings, port=port) as api:
+            expect(page.get_by_role("heading", name="30 jobs cancelled", exact=True)).to_be_visible(timeout=LATE_MS)
+            assert {str(api.services.jobs.get(each).status) for each in jobs} == {"cancelled"}

@@ -8,6 +8,7 @@ const AGAIN_MS = 3000;
 const head = () => document.getElementById("job-head");
 let textFrom = head()?.dataset.textFrom ?? "";
 let stream = null;
+let again = null;
 let drawing = null;
 let isBehind = false;  // the page is hidden, and something has changed since
 
@@ -54,22 +55,26 @@ function places() {
 
 function listenAgain(afterMs) {
   stream?.close();
+  stream = null;
   textFrom = places();
-  setTimeout(listen, afterMs);
+  clearTimeout(again);
+  again = setTimeout(listen, afterMs);
 }
 
 function listen() {
-  if (head()?.dataset.final === "yes") return;
-  stream = new EventSource(page.dataset.events + (textFrom ? `?text_from=${encodeURIComponent(textFrom)}` : ""));
-  stream.addEventListener("open", () => isOld(false));
-  stream.addEventListener("text", (event) => grow(JSON.parse(event.data)));
+  if (head()?.dataset.final === "yes") return isOld(false);
+  const its = new EventSource(page.dataset.events + (textFrom ? `?text_from=${encodeURIComponent(textFrom)}` : ""));
+  stream = its;
+  its.addEventListener("open", () => isOld(false));
+  its.addEventListener("text", (event) => grow(JSON.parse(event.data)));
   for (const name of ["stage", "progress", "picture", "artifact", "job.cancelling", "job.retried"]) {
-    stream.addEventListener(name, draw);
+    its.addEventListener(name, draw);
   }
   for (const name of ["completed", "failed", "cancelled", "expired"]) {
-    stream.addEventListener(`job.${name}`, () => { stream.close(); draw(); });
+    its.addEventListener(`job.${name}`, () => { its.close(); draw(); });
   }
-  stream.addEventListener("error", () => {
+  its.addEventListener("error", () => {
+    if (its !== stream) return;
     isOld(true);
     listenAgain(AGAIN_MS);
   });
