@@ -14,8 +14,12 @@ HEADER = "# Made by scripts/lock from pyproject.toml, {extras}. Where packages c
 
 
 def main(arguments: list[str]) -> None:
-    write(DEV_LOCK, ["worker-cpu", "gguf", "voice", "pictures", "upscale", "dev"], arguments)
-    deployed = {"core": [], "worker-cuda": ["worker-cuda", "pictures"], "worker-cpu": ["voice", "upscale"]}
+    write(DEV_LOCK, ["worker-cpu", "gguf", "voice", "pictures", "upscale", "otel", "dev"], arguments)
+    deployed = {
+        "core": ["otel"],
+        "worker-cuda": ["worker-cuda", "pictures", "otel"],
+        "worker-cpu": ["voice", "upscale", "otel"],
+    }
     for name, extras in deployed.items():
         lock = LOCKS / f"{name}.txt"
         seed(lock, keep=not arguments)
@@ -34,7 +38,7 @@ def main(arguments: list[str]) -> None:
 def add_checkpoints(lock: Path) -> None:
     """Add the packages that carry checkpoints to a lock, without what they require."""
     comment, *lines = lock.read_text(encoding="utf-8").splitlines()
-    comment = comment.replace("no extra", "no extra, with the packages that carry checkpoints")
+    comment = comment.replace(". Where", ", with the packages that carry checkpoints. Where")
     versions = pins(DEV_LOCK)
     lines += [f"{name}=={versions[name]}" for name in CHECKPOINTS]
     lock.write_text("\n".join([comment, *sorted(lines), ""]), encoding="utf-8")
