@@ -104,6 +104,7 @@ class NewJob:
     expires_in_s     seconds from the submit on; at most one of the two is given
     expires_at       seconds since 1970; it may have passed, because admission has no clock
     keeps_payloads   its payloads stay after the stages that took them, and after its end, so that it can be forked
+    traceparent      the span of its submit, in W3C's form; None: nobody traces it
     reuse            of a fork: what it takes over; its media are not kept for it, because no stage of it reads them
     """
 
@@ -126,3 +127,4 @@ class NewJob:
     expires_at: float | None = None
     keeps_payloads: bool = False
     reuse: Reuse | None = None
+    traceparent: str | None = None

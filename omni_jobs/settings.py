@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     public_url: BaseUrl | None = None
     # The addresses and networks of proxies whose X-Forwarded-For and -Proto are believed: a,b. *: anybody's.
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1", "::1")
+    # Spans of jobs by OpenTelemetry, which its own OTEL_… variables configure. They take the extra otel.
+    tracing: Literal["on", "off"] = "off"
     log: Literal["json", "text"] = "text"  # The form of log lines: for people, or an object a line.
     api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
 

@@ -22,6 +22,7 @@ from omni_jobs.http.transport import Transport
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.intake import Intake
 from omni_jobs.intake.intake_metrics import IntakeMetrics
+from omni_jobs.intake.intake_observer import IntakeObserver
 from omni_jobs.intake.lanes import Lanes
 from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.intake.submit_log import SubmitLog
@@ -34,6 +35,7 @@ from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.tenants.callers import Callers
+from omni_jobs.tracing.spans import open_spans
 from omni_jobs.views import Counts, ErrorView, Page
 from omni_jobs.watch.cached_value import CachedValue
 from omni_jobs.watch.watch import Watch
@@ -63,6 +65,7 @@ class Services:
         self.transport = Transport(settings)
         configured = load_pipelines(settings.resolved_stage_configs)
         self.pipelines = configured.served(settings.pipelines)
+        self.spans = open_spans(settings, "api")
         self.renderers = Renderers(settings)
         self.wall = MediaWall(settings)
         self.db = Database(settings.resolved_database_url, observers=[DatabaseMetrics(self.metrics)])
@@ -76,8 +79,9 @@ class Services:
         self.lanes = Lanes(self.wall.capacity)
         admissions = Admissions(settings, self.pipelines, self.renderers, self.wall, self.lanes)
         self.fetches = MediaFetches(settings, self.pipelines)
-        heard_by = [SubmitLog(), IntakeMetrics(self.metrics, self.pipelines)]
-        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay, heard_by)
+        heard_by = [*self._submits_heard_by(), IntakeMetrics(self.metrics, self.pipelines)]
+        new_span = None if self.spans is None else self.spans.new
+        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay, heard_by, new_span)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2
@@ -110,6 +114,13 @@ class Services:
 
         return CachedValue(read, partial(self.list_threads.run, tenant))
 
+    def _submits_heard_by(self) -> list[IntakeObserver]:
+        if self.spans is None:
+            return [SubmitLog()]
+        from omni_jobs.intake.submit_spans import SubmitSpans
+
+        return [SubmitLog(), SubmitSpans(self.spans)]
+
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
         """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""
         try:
@@ -125,6 +136,8 @@ class Services:
         self.watch.release()
         self.readiness.close()
         await self.callers.close()
+        if self.spans is not None:
+            await run_sync(self.spans.close)
         parts = (self.request_notes, self.wall, self.relay, self.broker, self.db, self._metrics_server)
         for part in parts:
             await run_sync(part.close)

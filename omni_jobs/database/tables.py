@@ -298,6 +298,15 @@ class KeepingJobRow(Base):
     job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
 
 
+class TracedJobRow(Base):
+    """The trace of a job, beside its row for the reason of ``KeepingJobRow``: most have none."""
+
+    __tablename__ = "traced_jobs"
+
+    job_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    traceparent: Mapped[str] = mapped_column(String(55))  # the span of its submit, or its client's
+
+
 class ForkRow(Base):
     """The row of a fork: the job whose earlier stages it took over, which may be deleted since."""
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_jobs.logs.context import request_id as current
 from omni_jobs.logs.secrets import mask_keys
+from omni_jobs.tracing.traceparent import of_request, traceparent_of
 
 HEADER = b"x-request-id"
 
@@ -54,6 +55,8 @@ class RequestIds:
         scope.setdefault("state", {})["request_id"] = request_id
         # It is never reset: the server has a task for each request, and logs an unforeseen error after this returns.
         current.set(request_id)
+        if (traceparent := traceparent_of(scope["headers"])) is not None:
+            of_request.set(traceparent)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -43,6 +43,7 @@ from omni_jobs.requests import Fork, Submission, submission_of
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
+from omni_jobs.tracing.traceparent import of_request
 from omni_jobs.views import JobView
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,12 @@ class Intake:
         store: ObjectStore,
         relay: Relay,
         observers: Iterable[IntakeObserver] = (),
+        new_span: Callable[[str | None], str] | None = None,
     ) -> None:
-        """Start the thread that writes jobs. ``close`` leaves the given parts open."""
+        """Start the thread that writes jobs. ``close`` leaves the given parts open.
+
+        ``new_span`` names the span of a submit, in that of its client, if it has one. Without it that is the client's.
+        """
         self._fetches = fetches
         self._admissions = admissions
         self._jobs = jobs
@@ -76,6 +81,7 @@ class Intake:
         self._relay = relay
         self._commits = GroupCommit(jobs.submit_all, relay.ring)
         self._observers = Observers(observers)
+        self._new_span = new_span
         self._room = Room(settings, jobs)
         self.backlog = self._room.backlog
 
@@ -258,7 +264,7 @@ class Intake:
             [job] = taken.jobs
             if isinstance(job, OmniJobsError):
                 raise job
-            result = await run_sync(lambda: self._jobs.fork(job, by=fork.caller.actor))
+            result = await run_sync(lambda: self._jobs.fork(self._traced(job), by=fork.caller.actor))
             if result.created:
                 taken.made(job)
         self._relay.ring(result.queues)
@@ -303,9 +309,15 @@ class Intake:
 
     # Write, and ring.
 
+    def _traced(self, job: NewJob) -> NewJob:
+        """Return the job with the span of its submit where spans are made, else with that of its client, if any."""
+        of_client = of_request.get()
+        traceparent = of_client if self._new_span is None else self._new_span(of_client)
+        return job if traceparent is None else replace(job, traceparent=traceparent)
+
     async def _write(self, jobs: Sequence[NewJob | OmniJobsError]) -> list[SubmitResult | OmniJobsError]:
         """Write the jobs in one transaction with those of other callers, ring for them, and return their results."""
-        wanted = [job for job in jobs if isinstance(job, NewJob)]
+        wanted = [self._traced(job) for job in jobs if isinstance(job, NewJob)]
         await asyncio.sleep(0)  # requests that came at once hand their jobs over at once: one transaction writes them
         written = await asyncio.wrap_future(self._commits.submit(wanted)) if wanted else []
         unused: list[Mapping[str, Any]] = []

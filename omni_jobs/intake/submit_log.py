@@ -8,10 +8,12 @@ from omni_jobs.intake.intake_observer import IntakeObserver
 from omni_jobs.jobs import SubmitResult
 from omni_jobs.logs.records import Line, log_lines
 from omni_jobs.requests import Submission
+from omni_jobs.tracing.traceparent import trace_of
 
 logger = logging.getLogger(__name__)
 
 _NAMES = ("job", "pipeline")
+_TRACED = (*_NAMES, "trace")
 
 
 class SubmitLog(IntakeObserver):
@@ -21,8 +23,14 @@ class SubmitLog(IntakeObserver):
         self, submissions: Sequence[Submission], results: Sequence[SubmitResult | OmniJobsError], seconds: float
     ) -> None:
         made = [
-            Line("job queued", _NAMES, (result.job_id, submission.request.model))
+            _line(result, submission.request.model)
             for submission, result in zip(submissions, results, strict=True)
             if isinstance(result, SubmitResult) and result.created
         ]
         log_lines(logger, logging.INFO, made)
+
+
+def _line(result: SubmitResult, pipeline: str) -> Line:
+    if result.traceparent is None:
+        return Line("job queued", _NAMES, (result.job_id, pipeline))
+    return Line("job queued", _TRACED, (result.job_id, pipeline, trace_of(result.traceparent)))

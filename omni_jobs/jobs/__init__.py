@@ -9,6 +9,7 @@ from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
 from omni_jobs.jobs.life.progress import MOST_TEXT
 from omni_jobs.jobs.life.submit import as_written
+from omni_jobs.jobs.observers import transition_observers
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
 from omni_jobs.jobs.read.audit import PastAct
@@ -106,5 +107,6 @@ __all__ = [
     "as_written",
     "new_job_id",
     "new_try",
+    "transition_observers",
     "wanted_workers",
 ]

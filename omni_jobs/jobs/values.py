@@ -26,6 +26,7 @@ class SubmitResult:
     queues: Collection[str] = ()
     created_at: float | None = None  # seconds since 1970; None: the job may have been there before, or may be held
     job: NewJob | None = None  # as it was written, where created_at is known
+    traceparent: str | None = None  # NewJob.traceparent of a job that was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Claim(NamedTuple):
     is_high: bool = False  # its job's priority: it may take a slot that is kept for such
     watched_since: float | None = None  # since when its job is watched; None: it is not
     waited_s: float = 0.0  # how long it stood in the line before this claim, from when it was due
+    traceparent: str | None = None  # NewJob.traceparent
     makers: Mapping[str, str] = MappingProxyType({})  # of a fork's payloads: the job that made each, by input stage
 
 
@@ -341,6 +343,7 @@ class Change(NamedTuple):
     attempt: int | None = None
     worker: str | None = None  # that ran the attempt
     error: Mapping[str, Any] | None = None  # OmniJobsError.to_dict, of an attempt or a job that ended in one
+    traceparent: str | None = None  # NewJob.traceparent
 
 
 @dataclass(frozen=True, slots=True)

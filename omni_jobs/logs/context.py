@@ -15,6 +15,7 @@ class RunNames(NamedTuple):
     stage: str
     attempt: int
     worker: str
+    trace: str | None = None
 
 
 current_run: ContextVar[RunNames | None] = ContextVar("current_run", default=None)

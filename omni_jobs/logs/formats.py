@@ -52,7 +52,7 @@ class JsonFormat(logging.Formatter):
 
 def _of_run(record: logging.LogRecord) -> dict[str, Any]:
     run: RunNames | None = getattr(record, "run", None)
-    return {} if run is None else run._asdict()
+    return {} if run is None else {name: value for name, value in run._asdict().items() if value is not None}
 
 
 def _json(line: dict[str, Any]) -> str:

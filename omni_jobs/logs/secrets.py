@@ -97,7 +97,7 @@ def know_secrets(settings: Settings) -> None:
                 found.append(key.get_secret_value())
     if settings.api_key is not None:
         found.append(settings.api_key.get_secret_value())
-    foreign = ("AWS_", "PG", "HF_")
+    foreign = ("AWS_", "PG", "OTEL_", "HF_")
     found += [value for name, value in os.environ.items() if name.startswith(foreign) and _FOREIGN.search(name)]
     know(found)
 

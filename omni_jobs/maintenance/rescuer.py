@@ -15,7 +15,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.http.metrics_server import MetricsServer
-from omni_jobs.jobs import DatabasePresence, Jobs, TransitionLog
+from omni_jobs.jobs import DatabasePresence, Jobs, transition_observers
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.maintenance.sampler import Sampler
@@ -24,6 +24,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from omni_jobs.storage import open_store
 from omni_jobs.tenants.sessions import Sessions
+from omni_jobs.tracing.spans import open_spans
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +72,9 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
     Each round of the rescuer that went well touches ``round_file``, if given.
     """
     pipelines = load_pipelines(settings.resolved_stage_configs)
-    metrics = RescuerMetrics()
+    metrics, spans = RescuerMetrics(), open_spans(settings, "rescuer")
     database = Database(settings.resolved_database_url, observers=[DatabaseMetrics(metrics)])
-    jobs = Jobs(database, observers=[TransitionLog()])
+    jobs = Jobs(database, observers=transition_observers(spans))
     broker = Broker(settings, pipelines)
     rescuer = Rescuer(jobs, broker, settings.rescue_every_s, round_file, lease_s=settings.lease_s, metrics=metrics)
     pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database), metrics=metrics)
@@ -102,4 +103,6 @@ def run(settings: Settings, round_file: Path | None = None) -> None:
         pruner_thread.join(_PRUNER_STOP_S)
         sampler_thread.join(_PRUNER_STOP_S)
         metrics_server.close()
+        if spans is not None:
+            spans.close()
         database.close()

@@ -9,8 +9,8 @@ from omni_jobs.settings import Settings
 _BARE = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _OURS = "OMNI_JOBS_"
-# Whose variables begin so: boto3, which only the object store uses, and PostgreSQL's client library.
-_OF_OBJECTS, _OF_POSTGRESQL = ("AWS_", "BOTO_"), ("PG",)
+# Whose variables begin so: boto3, which only the object store uses, PostgreSQL's client library, and OpenTelemetry.
+_OF_OBJECTS, _OF_POSTGRESQL, _OF_TRACES = ("AWS_", "BOTO_"), ("PG",), ("OTEL_",)
 _SECRET_NAME = re.compile(
     r"(?:KEY|TOKEN|SECRET|PASS|PASSW(?:OR)?D|PASSPHRASE|PASSCODE|CREDENTIAL|CRED|DSN|JWT|BEARER|COOKIE"
     r"|(?:^|_)(?:PAT|AUTH|AUTHORIZATION)|(?<!^)(?<!^OLD)PWD)S?[0-9]*(?:_|$)",
@@ -75,5 +75,6 @@ def _foreign(environment: Mapping[str, str], used: tuple[str, ...]) -> dict[str,
 
 def _used(settings: Settings) -> tuple[str, ...]:
     """Return how the variables begin that the object store and the database of these settings read."""
+    traces = _OF_TRACES if settings.tracing == "on" else ()
     objects = _OF_OBJECTS if urlsplit(settings.resolved_storage_url).scheme == "s3" else ()
-    return objects + (_OF_POSTGRESQL if settings.resolved_database_url.startswith("postgres") else ())
+    return traces + objects + (_OF_POSTGRESQL if settings.resolved_database_url.startswith("postgres") else ())

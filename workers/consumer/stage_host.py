@@ -24,11 +24,12 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced
-from omni_jobs.jobs import Jobs, NewWorker, Retention, TransitionLog
+from omni_jobs.jobs import Jobs, NewWorker, Retention, transition_observers
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.priority import queue_of
+from omni_jobs.tracing.spans import open_spans
 from omni_jobs.views import WorkerInfo
 from workers.consumer.load_turns import card_names
 from workers.execution import incarnation
@@ -86,6 +87,7 @@ class StageHost:
         self._on_room = on_room
         self._on_broken = on_broken
         self._events = events
+        self._spans = open_spans(settings, "worker")
         self._metrics = WorkerMetrics(pipeline.name, stage, slots.number)
         self._metrics_server: MetricsServer | None = None
         self._database = Database(
@@ -95,7 +97,7 @@ class StageHost:
         )
         self._relay = Relay(app.broker, [DoorbellMetrics(self._metrics)])
         prune_after_s = Retention.of(settings).without_payloads_s
-        jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=[TransitionLog()])
+        jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=transition_observers(self._spans))
         self.worker = self._new_worker(slot)
         self._ledger = Ledger(
             jobs,
@@ -196,7 +198,7 @@ class StageHost:
             self._store,
             self._settings,
             slots=self._slots,
-            observers=run_observers(self._ledger, self._metrics, self._events),
+            observers=run_observers(self._ledger, self._metrics, self._events, self._spans),
             on_room=self._on_room,
             on_more=lambda priority: self._relay.ring({queue_of(self._pipeline.queue(self._stage), priority)}),
             on_broken=self._on_broken,
@@ -237,6 +239,8 @@ class StageHost:
         if self._executor is not None:
             await _attempt("the executor", self._executor.drain(drain_s, hurry))
         await _attempt("the ledger", asyncio.to_thread(self._ledger.close))
+        if self._spans is not None:
+            await _attempt("the spans", asyncio.to_thread(self._spans.close))
         await _attempt("the relay", asyncio.to_thread(self._relay.close))
         if self._llm is not None:
             await _attempt("the engine", self._llm.close())

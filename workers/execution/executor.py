@@ -19,6 +19,7 @@ from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
 from omni_jobs.settings import Settings
 from omni_jobs.storage import ObjectStore
+from omni_jobs.tracing.traceparent import trace_of
 from workers.execution.handoff import HandOff
 from workers.execution.hang_watch import Hang, HangWatch
 from workers.execution.ledger import Ledger
@@ -172,7 +173,8 @@ class Executor:
         claim, observed = run.claim, run.observed
         CURRENT_RUN.set(claim.stage_run_id)
         worker_id = self._ledger.worker.worker_id
-        current_run.set(RunNames(claim.job_id, claim.stage_run_id, claim.stage, claim.attempt, worker_id))
+        trace = None if claim.traceparent is None else trace_of(claim.traceparent)
+        current_run.set(RunNames(claim.job_id, claim.stage_run_id, claim.stage, claim.attempt, worker_id, trace))
         run.started = True
         snapshots = self._snapshots.of(claim)
         result = LOST

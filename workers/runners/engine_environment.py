@@ -58,4 +58,4 @@ _starting: list[str] = []
 
 
 def _is_secret(name: str) -> bool:
-    return name.upper() in SECRET_VARIABLES or name.startswith(("AWS_", "BOTO_"))
+    return name.upper() in SECRET_VARIABLES or name.startswith(("AWS_", "BOTO_", "OTEL_EXPORTER_OTLP_"))

@@ -38,6 +38,7 @@ from omni_jobs.database.tables import (
     KeepingJobRow,
     SharedObjectRow,
     StageRunRow,
+    TracedJobRow,
     WatchedJobRow,
     state_seen,
 )
@@ -51,6 +52,8 @@ from omni_jobs.storage import job_prefix
 
 _sql = Statements(__file__)
 _ids = bindparam("ids", type_=Text)
+# The rows that go with their job; a watched one's with its texts.
+_BESIDE_JOBS = (EventRow, WatchedJobRow, KeepingJobRow, TracedJobRow, ForkRow, SharedObjectRow)
 _SET_PRUNED = _sql.bulk("set_pruned", "job prune_at payloads_gone inputs_gone artifacts_gone")
 _DROP_PAYLOADS = (
     update(StageRunRow)
@@ -168,7 +171,7 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
     if job_ids:
         INSERT_GARBAGE.run(tx, [(job_id, job_prefix(job_id)) for job_id in job_ids])
         note_shared_objects(tx, job_ids)
-        for row in (EventRow, WatchedJobRow, KeepingJobRow, ForkRow, SharedObjectRow):  # a watched one with its texts
+        for row in _BESIDE_JOBS:
             tx.execute(delete(row).where(row.job_id.in_(job_ids)))
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 

@@ -100,8 +100,14 @@ def _started(tx: Connection, worker_id: str, ids: Sequence[int], of_high: int) -
     )
     running, in_progress = StageRunState.RUNNING, JobState.IN_PROGRESS
     job_of_id = {job[0]: job for job in jobs}
-    note([Change(job_id, in_progress) for (job_id,) in started])
-    note([Change(job_id, running, id_, stage, attempt, worker_id) for id_, job_id, stage, attempt, *_ in stage_runs])
+    traceparents = {job_id: traceparent for job_id, _, _, _, _, traceparent, _ in jobs}
+    note([Change(job_id, in_progress, traceparent=traceparents.get(job_id)) for (job_id,) in started])
+    note(
+        [
+            Change(job_id, running, id_, stage, attempt, worker_id, traceparent=traceparents[job_id])
+            for id_, job_id, stage, attempt, *_ in stage_runs
+        ]
+    )
     payload_of = {(job_id, stage): _payload(ref, inline) for job_id, stage, ref, inline, _ in payloads}
     maker_of = {(job_id, stage): maker for job_id, stage, _, _, maker in payloads if maker is not None}
     return [_claim(run, job_of_id[run[1]], payload_of, maker_of) for run in stage_runs]
@@ -119,7 +125,7 @@ def _claim(
     """
     stage_run_id, job_id, stage, attempt, inputs, has_successors, retries, failed, is_high, *more = stage_run
     snapshot, waited_s = more
-    _, pipeline, request, media, seed, watched_since = job
+    _, pipeline, request, media, seed, traceparent, watched_since = job
     upstream = stage_names(inputs)
     failures = {} if failed is None else decode_json(failed)
     return Claim(
@@ -138,6 +144,7 @@ def _claim(
         is_high=bool(is_high),
         watched_since=watched_since,
         waited_s=max(0.0, waited_s),
+        traceparent=traceparent,
         snapshot=None if snapshot is None else StoredSnapshot.of(decode_json(snapshot)),
     )
 

@@ -85,8 +85,8 @@ FROM stage_runs
 WHERE id {ids}
 ORDER BY turn, id
 
--- claimed_jobs: reads their jobs, and since when they are watched.
-SELECT id, pipeline, request, media, seed,
+-- claimed_jobs: reads their jobs, their traces, and since when they are watched.
+SELECT id, pipeline, request, media, seed, (SELECT traceparent FROM traced_jobs WHERE job_id = jobs.id),
        (SELECT since FROM watched_jobs WHERE job_id = jobs.id AND until > {now})
 FROM jobs WHERE id {in jobs_of_runs}
 

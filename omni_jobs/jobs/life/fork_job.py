@@ -99,7 +99,7 @@ def fork(
     stored_bytes.add(tx, {job.tenant: stored - rows.stored_bytes})
     if act is not None:
         act.note(tx, reuse.job_id, job.tenant, fork=job.job_id)
-    return SubmitResult(job.job_id, True, result.queues)
+    return SubmitResult(job.job_id, True, result.queues, traceparent=job.traceparent)
 
 
 def _check(tx: Connection, job: NewJob, reuse: Reuse, runs: Mapping[str, Run]) -> None:

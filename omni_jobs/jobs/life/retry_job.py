@@ -129,7 +129,7 @@ def retry(
     stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
     if act is not None:
         act.note(tx, job_id, transition.only_tenant([job_id]), from_stage=from_stage)
-    note([Change(job_id, JobState.QUEUED)])
+    note([Change(job_id, JobState.QUEUED, traceparent=transition.traceparents.get(job_id))])
     return queues
 
 

@@ -32,6 +32,7 @@ _INSERT_JOBS = _sql.bulk(
     "metadata seed tenant priority cost deadline created_at",
 )
 _INSERT_KEEPING_JOBS = _sql.bulk("insert_keeping_jobs_unless_there", "job_id")
+_INSERT_TRACED_JOBS = _sql.bulk("insert_traced_jobs_unless_there", "job_id traceparent")
 _INSERT_STAGE_RUNS = _sql.bulk(
     "insert_stage_runs_unless_there",
     "job_id position pipeline pipeline_digest stage queue inputs has_successors retries is_high queue_limit_s "
@@ -130,15 +131,17 @@ def _write(
     inserted = _INSERT_STAGE_RUNS.run(tx, rows)
     _INSERT_LABELS.run(tx, [label for each in ours for label in each.labels])
     _INSERT_KEEPING_JOBS.run(tx, [(each.job.job_id,) for each in ours if each.job.keeps_payloads])
+    traced = [(each.job.job_id, each.job.traceparent) for each in ours if each.job.traceparent is not None]
+    _INSERT_TRACED_JOBS.run(tx, traced)
     queues = quota.enter(tx, {each.job.job_id: each.wish for each in ours if each.job.tenant in limited})
     for each in ours:
         job = each.job
         if job.tenant in limited:
-            result = SubmitResult(job.job_id, True, queues)
+            result = SubmitResult(job.job_id, True, queues, traceparent=job.traceparent)
         elif are_new:
-            result = SubmitResult(job.job_id, True, _first_queues(job), at, job)
+            result = SubmitResult(job.job_id, True, _first_queues(job), at, job, job.traceparent)
         else:
-            result = SubmitResult(job.job_id, True, _first_queues(job))
+            result = SubmitResult(job.job_id, True, _first_queues(job), traceparent=job.traceparent)
         results[job.job_id] = result
     if inserted:  # else an earlier try has written and counted them all
         by_earlier_try = set() if inserted == len(rows) else {row.id for row in known if row.created_at != at}

@@ -56,3 +56,11 @@ ON CONFLICT DO NOTHING
 RETURNING 1
 -- sqlite
 INSERT INTO keeping_jobs (job_id) VALUES (:job_id) ON CONFLICT DO NOTHING
+
+-- insert_traced_jobs_unless_there: notes the traces of jobs.
+-- postgresql
+INSERT INTO traced_jobs (job_id, traceparent) SELECT given.* FROM {rows} AS given(job_id text, traceparent text)
+ON CONFLICT DO NOTHING
+RETURNING 1
+-- sqlite
+INSERT INTO traced_jobs (job_id, traceparent) VALUES (:job_id, :traceparent) ON CONFLICT DO NOTHING

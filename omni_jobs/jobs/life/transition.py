@@ -66,8 +66,9 @@ class JobTransition:
     ``succeed``, ``fail`` and ``hand_back`` note the ends of running stage runs; ``stop`` asks jobs to stop.
     ``write`` writes the changes and all that follows from them, in a few statements for any number of jobs.
 
-    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id. What is noted shows in them at once, what
-    follows from it after ``write``. ``now`` is the time of the lock in seconds since 1970 by the database's clock.
+    ``states`` holds the jobs' states by id, ``runs`` the stage runs by id, ``traceparents`` those of the jobs that have
+    one, by id. What is noted shows in them at once, what follows from it after ``write``. ``now`` is the time of the
+    lock in seconds since 1970 by the database's clock.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class JobTransition:
         self.now: float = jobs[0][-1] if jobs else 0.0
         self._stored_states = {job_id: _JOB_STATES[state] for job_id, state, *_ in jobs}
         self._endings = {job_id: _JOB_STATES[ending] for job_id, _, ending, *_ in jobs if ending is not None}
+        self.traceparents = {job_id: each for job_id, _, _, _, each, *_ in jobs if each is not None}
         self._tenants: dict[str, str] = {job_id: tenant for job_id, _, _, tenant, *_ in jobs}
         self._pipelines: dict[str, str] = {job_id: pipeline for job_id, *_, pipeline, _, _ in jobs}
         self._keeping = {job_id for job_id, *_, keeps_payloads, _ in jobs if keeps_payloads}
@@ -311,7 +313,10 @@ class JobTransition:
             self._note_run(run)
         for run in to_cancel:
             run.state = StageRunState.CANCELLED
-        note(self._changes + self._job_changes())
+        changes = self._changes + self._job_changes()
+        if self.traceparents:
+            changes = [each._replace(traceparent=self.traceparents.get(each.job_id)) for each in changes]
+        note(changes)
 
     def _job_changes(self) -> list[Change]:
         """Return the transitions of the jobs themselves, which come after those of their stage runs."""

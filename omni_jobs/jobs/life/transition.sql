@@ -1,5 +1,7 @@
 -- job_locks: what a transition reads of a job as it locks it.
-SELECT id, state, ending, tenant, pipeline, (SELECT 1 FROM keeping_jobs WHERE job_id = jobs.id), {now} FROM jobs
+SELECT id, state, ending, tenant, (SELECT traceparent FROM traced_jobs WHERE job_id = jobs.id), pipeline,
+       (SELECT 1 FROM keeping_jobs WHERE job_id = jobs.id), {now}
+FROM jobs
 
 -- lock_jobs: locks jobs in the order of their ids.
 {job_locks} WHERE id {names} ORDER BY id {lock}

@@ -9,6 +9,7 @@ from omni_jobs.jobs.values import Change
 from omni_jobs.logs.line_filter import clean
 from omni_jobs.logs.records import Line, log_lines
 from omni_jobs.states import JobState, StageRunState
+from omni_jobs.tracing.traceparent import trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class TransitionLog(JobsObserver):
 
 
 def _line(change: Change) -> Line:
-    job, state, stage_run, stage, attempt, worker, error = change
+    job, state, stage_run, stage, attempt, worker, error, traceparent = change
     names: tuple[str, ...]
     values: tuple[Any, ...]
     if stage_run is None:
@@ -38,6 +39,8 @@ def _line(change: Change) -> Line:
         message, names, values = _OF_STAGE_RUN[state], _STAGE_RUN, (job, stage_run, stage, attempt)
     else:
         message, names, values = _OF_STAGE_RUN[state], _ATTEMPT, (job, stage_run, stage, attempt, worker)
+    if traceparent is not None:
+        names, values = (*names, "trace"), (*values, trace_of(traceparent))
     if error is not None:
         names, values = (*names, "error"), (*values, error["code"])
         if stage_run is not None:  # the job's is its stage run's once more

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable, ModelError, OutOfMemory
 from omni_jobs.jobs import Change, Jobs, JobsObserver
 from tests.integration.job_steps import claim, done, fail, failed, new_job, pass_time, register, release, submit_one
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Heard(JobsObserver):
@@ -35,13 +38,15 @@ def jobs(database: Database, heard: Heard) -> Jobs:
 
 
 def test_a_jobs_life(jobs: Jobs, heard: Heard) -> None:
-    submit_one(jobs, new_job())
+    submit_one(jobs, new_job(traceparent=TRACEPARENT))
     assert heard.words() == []  # the intake's observers hear of it
     register(jobs, "w1")
     register(jobs, "w2", "second")
     (first,) = claim(jobs, "w1")
+    assert heard.changes[-1].traceparent == first.traceparent == TRACEPARENT
     assert heard.words() == ["job in_progress", "first running"]
     assert jobs.report([done(first, "w1")])[0].won
+    assert {change.traceparent for change in heard.changes} == {TRACEPARENT}
     assert [(change.attempt, change.worker) for change in heard.changes] == [(1, "w1"), (0, None)]
     assert heard.words() == ["first succeeded", "second queued"]
     (second,) = claim(jobs, "w2")
@@ -49,6 +54,21 @@ def test_a_jobs_life(jobs: Jobs, heard: Heard) -> None:
     assert jobs.report([done(second, "w2")])[0].won
     assert jobs.report([done(second, "w2")])[0].won  # a repeated report changes nothing
     assert heard.words() == ["second succeeded", "job completed"]
+
+
+def test_a_jobs_trace_goes_with_it(jobs: Jobs, heard: Heard, database: Database) -> None:
+    traced, other = submit_one(jobs, new_job(traceparent=TRACEPARENT)), submit_one(jobs, new_job())
+    for each in (traced, other):
+        jobs.cancel(each.job_id)
+    assert {(change.job_id, change.traceparent) for change in heard.changes} == {
+        (traced.job_id, TRACEPARENT),
+        (other.job_id, None),
+    }
+    with database.begin() as tx:
+        assert tx.execute(text("SELECT job_id, traceparent FROM traced_jobs")).all() == [(traced.job_id, TRACEPARENT)]
+    jobs.delete(traced.job_id)
+    with database.begin() as tx:
+        assert tx.execute(text("SELECT job_id FROM traced_jobs")).all() == []
 
 
 def test_failures_and_a_retry(jobs: Jobs, heard: Heard, database: Database) -> None:

@@ -62,7 +62,7 @@ GRAPHS: dict[str, dict[str, list[str]]] = {
 SLOTS = ("a0", "a1", "b0", "b1", "c0", "d0")  # by the stage of their workers
 WEIGHTS = {"heavy": 3.0, "plain": 1.0, "light": 0.25}  # of the tenants
 DIGESTS = ("d", "d", "d", "e")  # of pipeline files: most are alike, or most claims would be in vain
-BESIDE_JOBS = ("keeping_jobs", "forks", "shared_objects")  # tables whose rows go with their job
+BESIDE_JOBS = ("keeping_jobs", "traced_jobs", "forks", "shared_objects")  # tables whose rows go with their job
 OF_JOBS = ("garbage", "events", "artifacts", "attempt_errors", "stage_runs", *BESIDE_JOBS, "jobs")
 LIMITS = RetryLimits(worker_lost=1, fenced=1, out_of_memory=1)
 LEASE_S = 1000.0

@@ -1,0 +1,45 @@
+"""Traceparents: what of a client's header is believed."""
+
+import pytest
+
+from omni_jobs.tracing.traceparent import new_traceparent, span_of, trace_of, traceparent_of
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GOOD = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.mark.parametrize("given", [GOOD, f"01-{TRACE}-{SPAN}-00-more", f"cc-{TRACE}-{SPAN}-01"])
+def test_a_clients_span_is_taken(given: str) -> None:
+    found = traceparent_of([(b"host", b"x"), (b"traceparent", given.encode())])
+    assert found == given[:55]
+    assert (trace_of(found), span_of(found)) == (TRACE, SPAN)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        GOOD.upper(),
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"{GOOD}-more",
+        f"01-{TRACE}-{SPAN}-01more",
+        GOOD[:-1],
+        f"00-{TRACE[:-1]}\u00e4-{SPAN}-01",
+    ],
+)
+def test_anything_else_is_passed_over(given: str) -> None:
+    assert traceparent_of([(b"traceparent", given.encode("latin-1"))]) is None
+    assert traceparent_of([(b"traceparent", GOOD.encode()), (b"traceparent", GOOD.encode())]) is None
+
+
+def test_a_new_span_stays_in_its_trace_and_keeps_whether_it_is_recorded() -> None:
+    within = new_traceparent(f"00-{TRACE}-{SPAN}-00")
+    assert trace_of(within) == TRACE
+    assert span_of(within) != SPAN
+    assert within.endswith("-00")
+    alone = new_traceparent(None)
+    assert traceparent_of([(b"traceparent", alone.encode())]) == alone
+    assert alone.endswith("-01")
+    assert trace_of(new_traceparent(None)) != trace_of(alone)
