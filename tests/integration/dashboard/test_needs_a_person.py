@@ -51,7 +51,7 @@ def test_a_rescuer_that_samples_is_there(api: ApiServer) -> None:
     assert "no rescuer" not in api.http.get("/fragments/overview").text
 
 
-def test_who_operates_alone_is_told_of_keys_that_expire(settings: Settings) -> None:
+def test_who_operates_alone_is_told_of_keys_that_expire_and_sees_charts(settings: Settings) -> None:
     database = Database(settings.resolved_database_url)
     Tenants(database).create("acme")
     keys = ApiKeys(database)
@@ -59,7 +59,12 @@ def test_who_operates_alone_is_told_of_keys_that_expire(settings: Settings) -> N
     reader = keys.create("acme", ["read"], expires_in_s=30 * 86_400.0)
     database.close()
     with serve(settings.model_copy(update={"auth": "keys"})) as api:
+        charts = [
+            api.http.get("/fragments/charts", headers={"Authorization": f"Bearer {key.key}"}).status_code
+            for key in (admin, reader)
+        ]
         pages = [api.http.get("/", headers={"Authorization": f"Bearer {key.key}"}).text for key in (admin, reader)]
     told = f"the key {admin.id} of the tenant acme expires in "
     assert [told in page for page in pages] == [True, False]
     assert reader.id not in pages[0]
+    assert (charts, ["The last hour" in page for page in pages]) == ([200, 403], [True, False])
