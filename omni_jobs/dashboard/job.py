@@ -12,24 +12,20 @@ from fastapi import APIRouter, Request, Response
 from omni_jobs.api.asked_job import asked_job
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.shown_job import LONGEST_TEXT, shown_job, shown_json
 from omni_jobs.dashboard.snippets import snippets_of
 from omni_jobs.dashboard.templates import shortened
 from omni_jobs.dashboard.timeline import timeline_of, words_of
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.form_reader import read_form
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import JobId
-from omni_jobs.jobs import MOST_TEXT
 from omni_jobs.requests import parse_fork
-from omni_jobs.states import StageRunState
 from omni_jobs.tenants.caller import Scope
-from omni_jobs.views import ArtifactView, JobView, StageRunView
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_LONGEST_TEXT: Final = 20_000  # characters of a text that is shown
 _MOST_FORM: Final = 256 << 10
 _MOST_EVENTS: Final = 100
 
@@ -42,61 +38,30 @@ async def show_job(visit: Looks, job_id: JobId) -> Response:
 
 
 @router.get("/fragments/jobs/{job_id}")
-async def job_content(visit: Looks, job_id: JobId) -> Response:
-    """Return what of a job's page changes, without the text of stages that run: the page listens to its events."""
-    return visit.answer(await _content(visit, job_id, with_text=False))
+async def job_content(visit: Looks, job_id: JobId, ended: bool = False) -> Response:
+    """Return what of a job's page changes, without the text of stages that run: the page listens to its events.
+
+    ``ended``: the page has heard of the job's end, and wants nothing of before.
+    """
+    return visit.answer(await _content(visit, job_id, with_text=False, ended=ended))
 
 
-async def _content(visit: Visit, job_id: str, *, with_text: bool) -> Fragment:
+async def _content(visit: Visit, job_id: str, *, with_text: bool, ended: bool = False) -> Fragment:
     def read() -> Mapping[str, Any]:
         with short_switch_interval():
             job = asked_job(visit.services, visit.caller, job_id)
             events = visit.services.jobs.events(job_id, visit.caller.sees)
         now = datetime.now(UTC)
         return {
+            **shown_job(job, with_text=with_text),
             "now": now,
-            "job": job,
             "events": events[-_MOST_EVENTS:],
             "timeline": timeline_of(job, now),
             "words_of": words_of,
-            "with_text": with_text,
-            "made": _made(job),
-            "kind_of": _kind_of,
             "errors": [(stage.name, error) for stage in job.stages for error in stage.errors],
-            "text_places": _text_places(job),
         }
 
-    return await visit.fragment("job", read, job_id, with_text)
-
-
-def _made(job: JobView) -> Mapping[str, str]:
-    """Return what a job has made so far, by name, each as a text of bounded length."""
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-        for name, value in job.made.items()
-    }
-    return {name: shortened(text, _LONGEST_TEXT) for name, text in texts.items()}
-
-
-def _text_places(job: JobView) -> str:
-    """Return the texts that the page has of stages that run, as ``text_from`` of the event stream names them.
-
-    Of a text that is so long that its beginning is cut off, the stream tells all.
-    """
-    return ",".join(
-        f"{stage.name}:{stage.attempt}:{len(_text_of(stage))}"
-        for stage in job.stages
-        if stage.status is StageRunState.RUNNING and 0 < len(_text_of(stage)) < MOST_TEXT
-    )
-
-
-def _text_of(stage: StageRunView) -> str:
-    return "" if stage.progress is None else stage.progress.text or ""
-
-
-def _kind_of(artifact: ArtifactView) -> str:
-    """Return how a page shows an artifact: audio, image or video; "" for a link alone."""
-    return artifact.media_type.partition("/")[0] if artifact.media_type in SHOWN_TYPES else ""
+    return await visit.fragment("job", read, job_id, with_text, ended)
 
 
 @router.get("/fragments/jobs/{job_id}/request")
@@ -110,8 +75,8 @@ async def show_request(visit: Looks, job_id: JobId) -> Response:
         has_keys = visit.services.callers.auth == "keys"
         snippets = snippets_of(request, url.rstrip("/"), has_keys=has_keys)
         return {
-            "request": shortened(json.dumps(request, ensure_ascii=False, indent=2), _LONGEST_TEXT),
-            "snippets": [each._replace(text=shortened(each.text, _LONGEST_TEXT)) for each in snippets],
+            "request": shown_json(request),
+            "snippets": [each._replace(text=shortened(each.text, LONGEST_TEXT)) for each in snippets],
         }
 
     return visit.answer(await visit.fragment("request", read, job_id, str(visit.request.base_url)))

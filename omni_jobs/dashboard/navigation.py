@@ -20,6 +20,7 @@ class Entry(NamedTuple):
 NAVIGATION: Final = (
     Entry("overview", "/", "Overview"),
     Entry("jobs", "/jobs", "Jobs"),
+    Entry("trial", "/try", "Try"),
     Entry("stages", "/stages", "Stages"),
     Entry("workers", "/workers", "Workers", Scope.ADMIN),
     Entry("quarantine", "/quarantine", "Quarantine"),

@@ -18,6 +18,7 @@ from omni_jobs.dashboard import (
     stages,
     static_files,
     tenants,
+    trial,
     workers,
 )
 from omni_jobs.http.request_parameters import check_query
@@ -34,6 +35,7 @@ PAGES: Final = (
     signin,
     stages,
     tenants,
+    trial,
     workers,
 )
 """A page is added here and, if people go to it by itself, in ``navigation``."""

@@ -15,7 +15,8 @@ class Form:
     """A form as it was sent. A name that ends in ``[]`` stands here without that: clients write lists so.
 
     texts  the fields of text by name, in their order
-    files  the files by name, in their order: read-only bytes, of a large file a mapping
+    files  the files by name, in their order: read-only bytes, of a large file a mapping. A field of a page in which
+           no file was chosen is none: browsers send it without a file name and without bytes
     """
 
     texts: Mapping[str, list[str]]
@@ -55,6 +56,8 @@ async def read_form(
     async with open_parts(request.headers["content-type"], chunks_of(request, max_bytes), **limits) as parts:
         for part in parts:
             name = part.name.removesuffix("[]")
+            if part.is_unchosen:
+                continue
             if part.is_file:
                 files.setdefault(name, []).append(await part.map())
             else:

@@ -38,6 +38,11 @@ class FormPart:
         """Whether the part was sent as a file, under a file name."""
         return not isinstance(self._content, bytes)
 
+    @property
+    def is_unchosen(self) -> bool:
+        """Whether the part is a page's field for files in which none was chosen."""
+        return not isinstance(self._content, bytes) and not self._content.filename and not self._content.size
+
     async def read(self) -> bytes:
         """Return the bytes, in memory: for a part that is parsed."""
         return self._content if isinstance(self._content, bytes) else await self._content.read()

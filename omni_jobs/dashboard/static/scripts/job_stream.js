@@ -1,23 +1,32 @@
 // The page of an open job: it listens to the job's events, lets its text grow, and is drawn anew when something changes.
 
-const page = document.getElementById("job");
 const note = document.getElementById("freshness");
 const DRAW_MS = 2000;
+const FRESH_MS = 1100;  // the server keeps what it has rendered for a second
 const AGAIN_MS = 3000;
 
 const head = () => document.getElementById("job-head");
-let textFrom = head()?.dataset.textFrom ?? "";
+let page = null;  // the element of the job that is followed
+let textFrom = "";
 let stream = null;
 let again = null;
 let drawing = null;
+let missed = null;  // the section of a stage that began a moment ago, whose text has no place yet
 let isBehind = false;  // the page is hidden, and something has changed since
 
-function draw() {
-  drawing ??= setTimeout(() => {
+function draw(afterMs = DRAW_MS) {
+  if (drawing !== null && afterMs >= DRAW_MS) return;
+  clearTimeout(drawing);
+  drawing = setTimeout(() => {
     drawing = null;
     if (document.hidden) isBehind = true;
     else window.htmx?.trigger(page, "told");
-  }, DRAW_MS);
+  }, afterMs);
+}
+
+function drawEnd() {
+  page.setAttribute("hx-get", `${page.getAttribute("hx-get").split("?")[0]}?ended=true`);  // not as it was a moment ago
+  draw(0);
 }
 
 function isOld(is) {
@@ -37,8 +46,13 @@ function forgetCut() {
 }
 
 function grow({ stage, attempt, offset, text }) {
-  const section = document.getElementById(`growing-${stage}-${attempt}`);
-  if (!section) return draw();  // the stage has begun a moment ago
+  const id = `growing-${stage}-${attempt}`;
+  const section = document.getElementById(id);
+  if (!section) {
+    draw(missed === id ? DRAW_MS : FRESH_MS);
+    missed = id;
+    return;
+  }
   const pre = section.querySelector("pre");
   const known = have(pre);
   if (offset > known) return listenAgain(0);
@@ -56,6 +70,7 @@ function places() {
 function listenAgain(afterMs) {
   stream?.close();
   stream = null;
+  missed = null;
   textFrom = places();
   clearTimeout(again);
   again = setTimeout(listen, afterMs);
@@ -68,10 +83,10 @@ function listen() {
   its.addEventListener("open", () => isOld(false));
   its.addEventListener("text", (event) => grow(JSON.parse(event.data)));
   for (const name of ["stage", "progress", "picture", "artifact", "job.cancelling", "job.retried"]) {
-    its.addEventListener(name, draw);
+    its.addEventListener(name, () => draw());
   }
   for (const name of ["completed", "failed", "cancelled", "expired"]) {
-    its.addEventListener(`job.${name}`, () => { its.close(); draw(); });
+    its.addEventListener(`job.${name}`, () => { its.close(); drawEnd(); });
   }
   its.addEventListener("error", () => {
     if (its !== stream) return;
@@ -83,5 +98,25 @@ function listen() {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && isBehind) { isBehind = false; draw(); }
 });
-forgetCut();
-listen();
+
+function follow() {
+  const found = document.getElementById("job");
+  if (found === page) {
+    if (missed && document.getElementById(missed)) listenAgain(0);
+    return;
+  }
+  stream?.close();
+  clearTimeout(drawing);
+  clearTimeout(again);
+  drawing = null;
+  missed = null;
+  isBehind = false;
+  page = found;
+  textFrom = head()?.dataset.textFrom ?? "";
+  if (!page) return;
+  forgetCut();
+  listen();
+}
+
+document.addEventListener("htmx:after:swap", follow);  // another job may stand there
+follow();
