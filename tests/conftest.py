@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 gc.disable()  # until all tests are imported: the collector would search millions of new objects again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's "&": the processes of the tests hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("shared machine", deadline=None)  # how fast is not a test's business
 hypothesis.settings.load_profile("shared machine")

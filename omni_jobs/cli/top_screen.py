@@ -100,12 +100,14 @@ def _overview(status: Status, columns: int) -> _Part:
     """Return a row for each stage: what waits and runs in it, and why nothing of it moves. Those in need come first."""
     bar = ("",) if columns >= _WIDE else ()
     more = ("pending", "running", *bar, "workers") if columns >= _NARROW else ("running",)
+    waits = {(job.pipeline, job.waiting.stage): job.waiting.reason for job in status.recent if job.waiting is not None}
     rows = []
     for load in sorted(status.stages, key=_urgency):
         cells: dict[str, _Cell] = {"pending": f"{load.pending:,}", "running": f"{load.running:,}/{load.slots:,}"}
         cells |= {"": _bar(load.running, load.slots), "workers": f"{load.workers:,}"}
         named = f"{load.pipeline}.{load.stage}"
-        rows.append((named, f"{load.queued:,}", *(cells[title] for title in more), _stage_state(load)))
+        state = _stage_state(load, waits.get((load.pipeline, load.stage)))
+        rows.append((named, f"{load.queued:,}", *(cells[title] for title in more), state))
     return _Part(
         titles=("stage", "queued", *more, "state"),
         rows=rows,
@@ -121,10 +123,13 @@ def _urgency(load: StageLoad) -> int:
     return 1 if load.queued or load.running else 2
 
 
-def _stage_state(load: StageLoad) -> Text:
+def _stage_state(load: StageLoad, reason: str | None) -> Text:
+    """Return how a stage gets on. ``reason``: why one of the newest jobs waits there; None: none does."""
     stands_still = not _urgency(load)
     if load.paused:
         return Text("paused", style="yellow")
+    if not load.workers and reason == "loading_model":
+        return Text("loads the model", style="yellow")
     if not load.workers:
         return Text("no worker", style="bold red" if stands_still else "dim")
     if load.queued and load.running >= load.slots:

@@ -14,4 +14,7 @@ def parsed(view: type[T], content: bytes) -> T:
     try:
         return TypeAdapter(view).validate_json(content)
     except ValidationError as error:
-        raise OmniJobsError(f"the server's answer is no valid {error.title}: {error.errors()[0]['msg']}") from error
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        what = f"{place}: {first['msg']}" if place else first["msg"]
+        raise OmniJobsError(f"the server's answer is no valid {error.title}: {what}") from error

@@ -17,6 +17,9 @@ from workers.consumer.event_outbox import FLUSH_EVERY_S
 
 logger = logging.getLogger(__name__)
 
+_MOST_LEFT = 5_000  # messages of events that wait in the broker for a monitor
+_CHECK_EVERY_S = 10.0  # for monitors that are gone
+
 
 class HookStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no types
     """Hooks the channel of Celery's consumer to the pool, after each connect, because each brings a new channel."""
@@ -24,9 +27,9 @@ class HookStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no 
     requires = (Tasks, Control, Events)
 
     def __init__(self, c: Any, **options: Any) -> None:
-        """Flush nothing yet. ``c`` is Celery's consumer."""
+        """Repeat nothing yet. ``c`` is Celery's consumer."""
         super().__init__(c, **options)
-        self._flushing: Any = None
+        self._repeated: list[Any] = []  # calls of the consumer's timer
 
     def start(self, c: Any) -> None:
         """Install the hooks. ``c`` is Celery's consumer, its ``pool`` the worker's ``StagePool``."""
@@ -48,21 +51,30 @@ class HookStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery has no 
     def _hook_events(self, c: Any) -> None:
         dispatcher, events = c.event_dispatcher, c.pool.events
         kombu_hooks.tell_true_counts(dispatcher, c.pool.counts)
+        self._stop_repeating(c)
+        _drop_left_events(dispatcher)
+        self._repeated.append(c.timer.call_repeatedly(_CHECK_EVERY_S, _drop_left_events, (dispatcher,)))
         if events is None:
             return
         events.attach(dispatcher)
         if "task" in dispatcher.groups and not dispatcher.enabled:  # asked for before this connection
             dispatcher.enable()
-        self._stop_flushing(c)
-        self._flushing = c.timer.call_repeatedly(FLUSH_EVERY_S, events.flush)
+        self._repeated.append(c.timer.call_repeatedly(FLUSH_EVERY_S, events.flush))
 
     def stop(self, c: Any) -> None:
         """Publish the last events, and flush no more."""
         if c.pool.events is not None:
             c.pool.events.flush()
-        self._stop_flushing(c)
+        self._stop_repeating(c)
 
-    def _stop_flushing(self, c: Any) -> None:
-        if self._flushing is not None:
-            c.timer.cancel(self._flushing)
-            self._flushing = None
+    def _stop_repeating(self, c: Any) -> None:
+        for call in self._repeated:
+            c.timer.cancel(call)
+        self._repeated.clear()
+
+
+def _drop_left_events(dispatcher: Any) -> None:
+    try:
+        kombu_hooks.drop_left_events(dispatcher, _MOST_LEFT)
+    except kombu_hooks.connection_errors(dispatcher) as error:
+        logger.info("what waits for monitors is not looked at: %s", error)

@@ -7,6 +7,7 @@
     guard_banner    start also where stdout takes nothing, as a log on a full disk
     ask_to_stop     end the worker's main loop, from any thread
     tell_true_counts, publish_events, …    Celery's events say what this worker does
+    drop_left_events    delete the events that wait for a monitor that takes none
 
 Written against celery 5.7.0 and kombu 5.7.0, which pyproject.toml pins.
 """
@@ -163,6 +164,23 @@ def publish_events(dispatcher: EventDispatcher, events: Sequence[tuple[str, Mapp
         delivery_mode=dispatcher.delivery_mode,
         retry=False,
     )
+
+
+def drop_left_events(dispatcher: EventDispatcher, most: int) -> None:
+    """Delete what waits for each monitor for which more than ``most`` messages do. Raises ``connection_errors``.
+
+    Such a monitor was killed, or hangs. Of one that was killed kombu forgets the queue in an hour, and never while
+    another monitor lives; until then all events would gather there, in the memory of the broker.
+
+    Relies on: ``Channel.get_table``, whose rows end with the name of a queue, which is its list's key.
+    """
+    if dispatcher.producer is None:
+        return
+    channel = dispatcher.producer.channel
+    for *_, queue in channel.get_table(dispatcher.exchange.name):
+        with channel.conn_or_acquire() as client:
+            if client.llen(queue) > most and client.delete(queue):
+                logger.warning("events in %s were dropped: more than %d messages wait for its monitor", queue, most)
 
 
 def connection_errors(dispatcher: EventDispatcher) -> tuple[type[Exception], ...]:

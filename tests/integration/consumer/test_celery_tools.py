@@ -25,9 +25,28 @@ PROMPT = "a secret that no monitor may show"
 @pytest.fixture(scope="module")
 def stack(valkey_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoStack]:
     """A worker of each stage, for all tests of this module."""
-    with echo(tmp_path_factory.mktemp("echo"), valkey_server) as stack:
+    with echo(tmp_path_factory.mktemp("echo"), valkey_server) as stack, left_events(stack):
         start(stack, "first", "second")
         yield stack
+
+
+LEFT = {"celeryev.killed": 5_001, "celeryev.slow": 4_900}
+"""How many messages wait for monitors that take none, before the workers start."""
+
+
+@contextmanager
+def left_events(stack: EchoStack) -> Iterator[None]:
+    """Queues of monitors that take nothing. Celery would delete them with the monitors' connection."""
+    with stack.app.connection_for_write() as connection:
+        channel = connection.default_channel
+        for name, messages in LEFT.items():
+            stack.app.events.Receiver(channel, node_id=name.removeprefix("celeryev.")).queue(channel).declare()
+            stack.redis().lpush(prefixed(stack, name), *["{}"] * messages)
+        yield
+
+
+def prefixed(stack: EchoStack, key: str) -> str:
+    return f"{stack.app.conf.broker_transport_options.get('global_keyprefix', '')}{key}"
 
 
 @contextmanager
@@ -145,6 +164,12 @@ def test_every_command_of_remote_control_is_done_or_refused_with_a_sentence(stac
         assert said in answer["error"], name
     assert ask(stack, first, "stats")["pool"]["slots"] == 8
     assert stack.ended(stack.submit()).status is JobState.COMPLETED
+
+
+def test_events_that_wait_for_a_monitor_that_was_killed_are_dropped(stack: EchoStack) -> None:
+    killed, slow = (stack.redis().llen(prefixed(stack, name)) for name in LEFT)
+    assert killed < 5_000
+    assert slow >= LEFT["celeryev.slow"]
 
 
 def test_celerys_command_line_shows_the_workers_and_refuses_for_them(stack: EchoStack) -> None:

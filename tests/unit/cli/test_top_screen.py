@@ -82,12 +82,16 @@ def cells(lines: list[str], first: str) -> list[str]:
 def test_a_stage_says_why_it_does_not_get_on_and_those_that_stand_still_come_first() -> None:
     stages = [*STATUS["stages"], load("full-stop", queued=2, workers=1, slots=4, paused=True)]  # type: ignore[misc]
     stages += [load("unclaimed", queued=1, workers=1, slots=4)]
-    lines = shown(99, {**STATUS, "stages": stages}, parts=[TopPart.OVERVIEW])
+    stages += [load("starting", queued=1)]
+    loads = {"reason": "loading_model", "stage": "starting", "pipeline_version": "1", "pipeline_digest": "d"}
+    waiting = job(30, "queued", stage("starting", "queued"), waiting={**loads, "message": "m"})
+    lines = shown(99, {**STATUS, "stages": stages, "recent": [waiting]}, parts=[TopPart.OVERVIEW])
     rows = [line.removeprefix("qwen2_5_omni.").split(maxsplit=5) for line in lines[3:]]
     assert [(row[0], row[-1]) for row in rows] == [
         ("code2wav", "no worker"),
         ("full-stop", "paused"),
         ("unclaimed", "waiting"),
+        ("starting", "loads the model"),
         ("thinker", "full"),
         ("talker", "at work"),
         ("idle", "idle"),

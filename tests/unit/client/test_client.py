@@ -295,7 +295,7 @@ def test_an_empty_key_is_not_as_if_there_were_none(monkeypatch: pytest.MonkeyPat
 
 def test_an_answer_of_something_else(server: Server, client: Client) -> None:
     server.answers = [(200, {"hello": "world"})]
-    with pytest.raises(errors.OmniJobsError, match="no valid JobView"):
+    with pytest.raises(errors.OmniJobsError, match="no valid JobView: id: Field required"):
         client.get("job-1")
 
 
