@@ -384,6 +384,7 @@ class WorkerView(_View):
     ended: dict[str, int] = {}  # attempts since its start by result: completed, released, lost, or an error's code
     memory_bytes: int | None = None  # of its process in the host's memory, without its engine's processes
     claimed_at: datetime | None = None  # when it claimed last
+    drained_at: datetime | None = None  # since then it claims nothing; null: it is not drained
     started_at: datetime
     renewed_at: datetime
     lease_until: datetime

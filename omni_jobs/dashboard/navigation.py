@@ -23,8 +23,10 @@ NAVIGATION: Final = (
     Entry("trial", "/try", "Try"),
     Entry("stages", "/stages", "Stages"),
     Entry("workers", "/workers", "Workers", Scope.ADMIN),
+    Entry("errors", "/errors", "Errors"),
     Entry("quarantine", "/quarantine", "Quarantine"),
     Entry("tenants", "/tenants", "Keys and tenants", Scope.ADMIN),
+    Entry("audit", "/audit", "Audit", Scope.ADMIN),
 )
 """A page is added here and in ``routes``."""
 

@@ -5,7 +5,9 @@ from typing import Final
 from fastapi import APIRouter, Depends
 
 from omni_jobs.dashboard import (
+    audit,
     charts,
+    error_kinds,
     job,
     jobs,
     keys,
@@ -24,7 +26,9 @@ from omni_jobs.dashboard import (
 from omni_jobs.http.request_parameters import check_query
 
 PAGES: Final = (
+    audit,
     charts,
+    error_kinds,
     job,
     keys,
     overview,

@@ -1,16 +1,19 @@
-"""The page of workers: by stage, each with its host, its lease and what it has in flight."""
+"""The page of workers: by stage, each with its host, its lease, what it has in flight and has done; drain, resume."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Operates, Visit
+from omni_jobs.errors import NotFound
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.views import WorkerView
@@ -18,6 +21,7 @@ from omni_jobs.views import WorkerView
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _MOST: Final = 500
+_WHOLE_FROM: Final = 10.0  # a minute; fewer have a decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,36 @@ async def _content(visit: Visit) -> Fragment:
             "count": len(workers),
             "others": max(0, len(workers) - _MOST),
             "lease_state": lease_state,
+            "a_minute": a_minute,
             "hosts": len({worker.host for worker in workers}),
         }
 
     return await visit.fragment("workers", read)
+
+
+@router.post("/workers/{worker_id}/drain")
+async def drain_worker(visit: Operates, worker_id: str) -> Response:
+    """Drain a worker: it goes on with what it runs, and claims nothing more."""
+    _check_id(worker_id)
+    await run_sync(partial(visit.services.jobs.drain, worker_id, by=visit.caller.actor))
+    return visit.moved("/workers")
+
+
+@router.post("/workers/{worker_id}/resume")
+async def resume_worker(visit: Operates, worker_id: str) -> Response:
+    """Let a worker claim again."""
+    _check_id(worker_id)
+    stage = await run_sync(partial(visit.services.jobs.undrain, worker_id, by=visit.caller.actor))
+    served = visit.services.pipelines.get(stage.pipeline.name)
+    if served is not None and stage.stage in served.stages:
+        visit.services.relay.ring([served.queue(stage.stage)])
+    return visit.moved("/workers")
+
+
+def _check_id(worker_id: str) -> None:
+    """Raise NotFound for a text that is no worker's id, and that PostgreSQL may not take."""
+    if not worker_id.isprintable():
+        raise NotFound(f"there is no worker {worker_id!r:.80}", field="worker_id")
 
 
 def crews_of(
@@ -90,3 +120,10 @@ def lease_state(worker: WorkerView, now: datetime) -> str:
     left = (worker.lease_until - now).total_seconds()
     whole = (worker.lease_until - worker.renewed_at).total_seconds()
     return "over" if left <= 0 else "late" if left < whole / 2 else "renewed"
+
+
+def a_minute(worker: WorkerView, now: datetime) -> str:
+    """Return how many attempts a worker has completed a minute since its start, in the mean."""
+    minutes = max(1.0, (now - worker.started_at).total_seconds()) / 60
+    rate = worker.ended.get("completed", 0) / minutes
+    return f"{rate:,.0f}" if rate >= _WHOLE_FROM else f"{rate:.1f}"

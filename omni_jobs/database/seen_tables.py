@@ -99,7 +99,7 @@ class AuditRow(Base):
     at: Mapped[float] = mapped_column(Seconds)
     actor: Mapped[str] = mapped_column(NameType)  # Act.actor
     action: Mapped[str] = mapped_column(String(40))
-    target: Mapped[str] = mapped_column(String(255))  # a job's, key's or tenant's id or name; a stage: pipeline.stage
+    target: Mapped[str] = mapped_column(String(255))  # an id or name; of a worker its slot; a stage: pipeline.stage
     tenant: Mapped[str | None] = mapped_column(String(64))  # whose the target is; None: nobody's, or several tenants'
     details: Mapped[Any] = mapped_column(JsonText)
 

@@ -430,6 +430,7 @@ class WorkerRow(Base):
     turn: Mapped[int | None] = mapped_column(BigInteger)
     # How long a stage run took it lately, in the mean, from claim to end; None: none has ended in its slot yet.
     run_s: Mapped[float | None] = mapped_column(Double)
+    drained_at: Mapped[float | None] = mapped_column(Seconds)  # since then it claims nothing; None: it is not drained
     info: Mapped[Any | None] = mapped_column(JsonText)  # WorkerInfo: its device and versions, once its engine is known
     # WorkerStats.to_json(): what it has counted since its start. Changed with a renewal; None: nothing yet.
     stats: Mapped[Any | None] = mapped_column(JsonText)

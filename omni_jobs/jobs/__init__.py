@@ -13,6 +13,7 @@ from omni_jobs.jobs.observers import transition_observers
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
 from omni_jobs.jobs.read.audit import PastAct
+from omni_jobs.jobs.read.error_kinds import ErrorKind
 from omni_jobs.jobs.read.tally import NUMBER, TalliedJob, Tally
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.read.wanted_workers import StageNeed, wanted_workers
@@ -65,6 +66,7 @@ __all__ = [
     "Completion",
     "DatabasePresence",
     "Detail",
+    "ErrorKind",
     "Failure",
     "FirstTry",
     "Garbage",

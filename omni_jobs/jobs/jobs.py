@@ -21,7 +21,7 @@ from omni_jobs.database.audit import act as new_act
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, OmniJobsError
 from omni_jobs.identity import StageId
-from omni_jobs.jobs.crew import lease, rescue, sample
+from omni_jobs.jobs.crew import drain, lease, rescue, sample
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep import audit, usage
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
@@ -312,6 +312,14 @@ class Jobs:
     wishes = _reads(lease.wishes)
     retire_worker = _writes(lease.retire_worker)
     forgive = _writes(lease.forgive)
+
+    def drain(self, worker_id: str, *, by: str | None = None) -> None:
+        """Let a worker claim nothing more, as :func:`omni_jobs.jobs.crew.drain.drain` says."""
+        self._db.run(partial(drain.drain, worker_id=worker_id, act=new_act(by, "drain")))
+
+    def undrain(self, worker_id: str, *, by: str | None = None) -> StageId:
+        """Let a worker claim again, and return its stage, whose queue the caller rings. Raises NotFound."""
+        return self._db.run(partial(drain.undrain, worker_id=worker_id, act=new_act(by, "undrain")))
 
     # A stage's pause.
 

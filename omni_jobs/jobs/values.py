@@ -101,7 +101,7 @@ class Renewal(NamedTuple):
     """What a worker learns when it renews its lease."""
 
     wishes: Wishes = Wishes()
-    is_paused: bool = False  # its stage: it claims nothing until a renewal says otherwise
+    is_paused: bool = False  # its stage is, or it is drained: it claims nothing until a renewal says otherwise
 
 
 @dataclass(frozen=True, slots=True)

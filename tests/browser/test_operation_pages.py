@@ -29,7 +29,7 @@ def test_the_pages_of_operation_look_well(api: ApiServer, visitor: Visitor) -> N
     quarantined(api)
     Tenants(api.services.db).create("acme", 2.0, {"stored_bytes": 10**10})
     ApiKeys(api.services.db).create("acme", ["read"], name="backend", expires_in_s=86_400)
-    for path in ("/stages", "/workers", "/quarantine", "/tenants", "/tenants/acme"):
+    for path in ("/stages", "/workers", "/errors", "/quarantine", "/tenants", "/tenants/acme", "/audit"):
         check_looks(visitor, path)
 
 
@@ -53,6 +53,12 @@ def test_workers_come_and_go_while_one_looks(api: ApiServer, visitor: Visitor) -
     worker = NewWorker("w", "first-1@host", echo.stage_id("first"), "host", 1, 5, echo.version)
     api.services.jobs.register_worker(worker, 600.0)
     expect(visitor.page.get_by_role("cell", name="0 of 5")).to_be_visible()
+    visitor.page.get_by_role("button", name="Drain first-1@host").click()
+    expect(visitor.page.get_by_text("drained since")).to_be_visible()
+    assert api.services.jobs.renew("w", 600.0).is_paused
+    visitor.page.get_by_role("button", name="Resume first-1@host").click()
+    expect(visitor.page.get_by_role("button", name="Drain first-1@host")).to_be_visible()
+    assert not api.services.jobs.renew("w", 600.0).is_paused
     api.services.jobs.retire_worker("w")
     expect(visitor.page.get_by_text("No worker has a live lease.")).to_be_visible()
 
@@ -65,6 +71,21 @@ def test_a_quarantined_job_appears_and_is_retried_after_a_preview(api: ApiServer
     page.get_by_role("button", name=f"Retry {job}").click()
     page.get_by_role("button", name="Retry 1 job").click()
     expect(page.get_by_role("heading", name="1 job retried")).to_be_visible()
+
+
+def test_errors_and_acts_appear_while_one_looks(api: ApiServer, visitor: Visitor) -> None:
+    other, hands = visitor.context.new_page(), Hands(api)
+    visitor.page.goto("/errors?span=hour")
+    other.goto("/audit")
+    expect(other.get_by_text("Nobody has done anything yet.")).to_be_visible()
+    job = hands.submitted()
+    hands.failed(job)
+    expect(visitor.page.get_by_role("cell", name="CUDA out of memory: tried to allocate <number> GiB")).to_be_visible()
+    expect(visitor.page.get_by_role("img", name="1 error over the hour")).to_be_visible()
+    visitor.page.get_by_role("link", name=job).click()
+    visitor.page.get_by_role("button", name="Retry", exact=True).click()
+    expect(other.get_by_role("cell", name="retried")).to_be_visible()
+    expect(other.get_by_role("link", name=job)).to_be_visible()
 
 
 def test_a_key_is_copied_by_a_button(api: ApiServer, visitor: Visitor) -> None:
@@ -113,7 +134,7 @@ def test_hostile_names_are_text(api: ApiServer, visitor: Visitor, hostile: str) 
     Tenants(api.services.db).create("acme")
     if hostile.isprintable():
         ApiKeys(api.services.db).create("acme", ["read"], name=hostile[:100])
-    for path in ("/stages", "/workers", "/quarantine", "/tenants", "/tenants/acme"):
+    for path in ("/stages", "/workers", "/errors", "/quarantine", "/tenants", "/tenants/acme", "/audit"):
         for width, height in SIZES:
             with visitor.looks(width, height, "light"):
                 page.goto(path)

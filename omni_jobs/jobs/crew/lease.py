@@ -53,7 +53,7 @@ _RENEW = (
         run_s=func.coalesce(bindparam("latest_run_s", type_=Double), WorkerRow.run_s),
         stats=func.coalesce(bindparam("newest_stats", type_=JsonText), WorkerRow.stats),
     )
-    .returning(WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.stage)
+    .returning(WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.stage, WorkerRow.drained_at)
 )
 _IS_UNWANTED = JobRow.state.not_in([state.value for state in ACTIVE])
 _WISHES = (
@@ -110,6 +110,7 @@ def register_worker(
         | worker.stage.columns
         | {
             "loading": loading,
+            "drained_at": None,
             "started_at": now(),
             "renewed_at": now(),
             "lease_until": now() + lease_s,
@@ -146,7 +147,7 @@ def renew(
     run_s: float | None = None,
     stats: Mapping[str, Any] | None = None,
 ) -> Renewal:
-    """Extend the worker's lease. Return its users' wishes, and whether its stage is paused.
+    """Extend the worker's lease. Return its users' wishes, and whether its stage is paused or it is drained.
 
     ``run_s`` is how long a stage run took this worker lately, from claim to end; None if it does not know. ``stats``
     is what it has counted since its start, ``WorkerStats`` as JSON; None: what it gave last stays. A lease
@@ -158,7 +159,7 @@ def renew(
     if renewed is None:
         raise Fenced(f"the lease of worker {worker_id} is gone")
     stage = StageId(PipelineId(renewed.pipeline, renewed.pipeline_digest), renewed.stage)
-    return Renewal(wishes(tx, worker_id), is_paused(tx, stage))
+    return Renewal(wishes(tx, worker_id), renewed.drained_at is not None or is_paused(tx, stage))
 
 
 def wishes(tx: Connection, worker_id: str) -> Wishes:

@@ -126,6 +126,7 @@ _WORKERS = select(
     WorkerRow.pipeline_digest == bindparam("pipeline_digest"),
     WorkerRow.lease_until > now(),
     WorkerRow.loading.is_(False),
+    WorkerRow.drained_at.is_(None),
 )
 _FACTORS = select(CalibrationRow.low_factor, CalibrationRow.high_factor).where(
     CalibrationRow.pipeline == bindparam("pipeline"), CalibrationRow.stage == bindparam("stage")

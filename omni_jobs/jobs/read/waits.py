@@ -49,7 +49,7 @@ _FILES = (
         WorkerRow.pipeline_version,
         WorkerRow.loading,
     )
-    .where(WorkerRow.lease_until > now())
+    .where(WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))
     .distinct()
 )
 

@@ -11,9 +11,9 @@ from tests.integration.job_steps import fail
 from tests.integration.served_jobs import claimed
 
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
-FOR_OPERATORS = ("/workers", "/tenants", "/tenants/acme")
-FOR_READERS = ("/stages", "/quarantine")
-FRAGMENTS = ("/fragments/workers", "/fragments/tenants", "/fragments/stages", "/fragments/quarantine")
+FOR_OPERATORS = ("/workers", "/tenants", "/tenants/acme", "/audit")
+FOR_READERS = ("/stages", "/quarantine", "/errors")
+FRAGMENTS = [f"/fragments/{name}" for name in ("workers", "tenants", "stages", "errors", "quarantine", "audit")]
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -49,7 +49,8 @@ def test_each_key_finds_the_pages_that_it_may_see_and_no_buttons_that_it_may_not
             assert (seen.status_code, forms_of(seen.text)) == (200, []), path
             assert 'href="/workers"' not in seen.text
             assert 'href="/workers"' in api.http.get(path, headers=by["operator"]).text
-        for path in ("/stages/echo/first/pause", "/tenants", "/tenants/acme/limits", "/tenants/acme/keys"):
+        tenants = ("/tenants", "/tenants/acme/limits", "/tenants/acme/keys")
+        for path in ("/stages/echo/first/pause", "/workers/w/drain", *tenants):
             assert sent(api, path, ("scope", "admin"), by=by["reader"]).status_code == 403, path
         assert api.services.jobs.paused_stages() == {}
         page = api.http.get("/quarantine", headers=by["reader"]).text

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 import omni_jobs.api
 from omni_jobs.api.needs import Needs
 from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.plug import PlugsDep
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.http.request_parameters import check_query
 from omni_jobs.settings import Settings
@@ -43,7 +44,9 @@ SCOPES = {"GET": Scope.READ, "POST": Scope.SUBMIT, "DELETE": Scope.SUBMIT}
 OF_OPERATORS = (
     *("/workers", "/fragments/workers", "/stages/{pipeline}/{stage}/pause", "/stages/{pipeline}/{stage}/resume"),
     *("/tenants", "/fragments/tenants", "/tenants/{name}", "/tenants/{name}/limits", "/tenants/{name}/keys"),
-    "/keys/{key_id}/revoke",
+    *("/workers/{worker_id}/drain", "/workers/{worker_id}/resume", "/keys/{key_id}/revoke"),
+    *("/audit", "/fragments/audit", "/fragments/charts", "/plug", "/fragments/plug", "/plug/kills"),
+    *("/plug/streams", "/plug/streams/{stream}/jobs/{number}"),
 )
 """Pages, and what they do, that concern others than the caller's tenant, or its keys."""
 OTHERS = {
@@ -57,6 +60,10 @@ OTHERS = {
 }
 
 
+BEFORE_ANY = (check_query, get_args(PlugsDep)[1].dependency)
+"""What comes before the scope: a page that is not there asks nobody to sign in."""
+
+
 def test_every_route_needs_a_scope_before_anything_else() -> None:
     open_routes = set()
     for route in routes_of_api():
@@ -67,7 +74,7 @@ def test_every_route_needs_a_scope_before_anything_else() -> None:
             open_routes.add(f"{method} {route.path}")
             continue
         (need,) = needs
-        first = next(each for each in route.dependant.dependencies if each.call is not check_query)
+        first = next(each for each in route.dependant.dependencies if each.call not in BEFORE_ANY)
         assert need in (first.call, *needs_of(first)), route.path
         assert need.scope is OTHERS.get(route.path, SCOPES[method]), route.path
         assert is_page or method == "GET" or not need.takes_session, route.path

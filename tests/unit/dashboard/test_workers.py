@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from omni_jobs.dashboard.workers import crews_of, lease_state
+from omni_jobs.dashboard.workers import a_minute, crews_of, lease_state
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.views import WorkerView
 
@@ -44,3 +44,11 @@ def test_workers_stand_by_stage_with_their_sums() -> None:
 )
 def test_a_lease_is_late_once_half_of_it_is_over(passed_s: float, state: str) -> None:
     assert lease_state(worker(), NOW + timedelta(seconds=passed_s)) == state
+
+
+@pytest.mark.parametrize(
+    ("completed", "passed_s", "text"), [(0, 0, "0.0"), (3, 60, "3.0"), (1, 600, "0.1"), (90_000, 60, "90,000")]
+)
+def test_a_worker_has_completed_so_many_a_minute(completed: int, passed_s: float, text: str) -> None:
+    its = worker(ended={"completed": completed, "worker_lost": 7})
+    assert a_minute(its, NOW + timedelta(seconds=passed_s)) == text
