@@ -36,20 +36,22 @@ def needs_of(
     found = services.jobs.matching(JobFilter(error_code="quarantined", tenant=caller.sees), _COUNTED)
     if found.ids:
         more = "more than " if found.next_cursor is not None else ""
-        needs.append(Need(f"{more}{plural(len(found.ids), 'quarantined job')}", "/jobs?error_code=quarantined"))
+        needs.append(Need(f"{more}{plural(len(found.ids), 'quarantined job')}", "/quarantine"))
     if caller.operates:
         has_long_worked = any((now - worker.started_at).total_seconds() > SAMPLED_S for worker in workers)
         if has_long_worked and not samples:
             needs.append(Need("no rescuer: nobody has sampled the stages for two minutes, so nobody frees lost work"))
         if services.callers.auth == "keys":
-            needs += _expiring_keys(services, now)
+            needs += _expiring_keys(services, caller, now)
     return needs
 
 
-def _expiring_keys(services: Services, now: datetime) -> list[Need]:
+def _expiring_keys(services: Services, caller: Caller, now: datetime) -> list[Need]:
     needs = []
-    for key in ApiKeys(services.db).all():
+    for key in ApiKeys(services.db).all(caller.sees):
         if key.revoked_at is None and key.expires_at is not None and now < key.expires_at <= now + _EXPIRES_SOON:
             left = span((key.expires_at - now).total_seconds())
-            needs.append(Need(f"the key {key.id} of the tenant {key.tenant} expires in {left}"))
+            needs.append(
+                Need(f"the key {key.id} of the tenant {key.tenant} expires in {left}", f"/tenants/{key.tenant}")
+            )
     return needs

@@ -53,8 +53,10 @@ def test_a_rescuer_that_samples_is_there(api: ApiServer) -> None:
 
 def test_who_operates_alone_is_told_of_keys_that_expire_and_sees_charts(settings: Settings) -> None:
     database = Database(settings.resolved_database_url)
-    Tenants(database).create("acme")
+    for tenant in ("acme", "globex"):
+        Tenants(database).create(tenant)
     keys = ApiKeys(database)
+    other = keys.create("globex", ["admin"])
     admin = keys.create("acme", ["admin"], expires_in_s=86_400.0)
     reader = keys.create("acme", ["read"], expires_in_s=30 * 86_400.0)
     database.close()
@@ -63,8 +65,11 @@ def test_who_operates_alone_is_told_of_keys_that_expire_and_sees_charts(settings
             api.http.get("/fragments/charts", headers={"Authorization": f"Bearer {key.key}"}).status_code
             for key in (admin, reader)
         ]
-        pages = [api.http.get("/", headers={"Authorization": f"Bearer {key.key}"}).text for key in (admin, reader)]
+        pages = [
+            api.http.get("/", headers={"Authorization": f"Bearer {key.key}"}).text for key in (admin, reader, other)
+        ]
     told = f"the key {admin.id} of the tenant acme expires in "
-    assert [told in page for page in pages] == [True, False]
+    assert [told in page for page in pages] == [True, False, False]  # a tenant's operator sees no other's keys
+    assert '<a href="/tenants/acme">' in pages[0]
     assert reader.id not in pages[0]
-    assert (charts, ["The last hour" in page for page in pages]) == ([200, 403], [True, False])
+    assert (charts, ["The last hour" in page for page in pages]) == ([200, 403], [True, False, True])
