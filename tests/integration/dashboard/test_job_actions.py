@@ -167,6 +167,18 @@ def keys(settings: Settings) -> Iterator[ApiKeys]:
     database.close()
 
 
+def test_the_audit_names_the_key_behind_a_session(settings: Settings, keys: ApiKeys) -> None:
+    key = keys.create("acme", ["read", "submit"])
+    bearer = {"Authorization": f"Bearer {key.key}"}
+    with serve(settings.model_copy(update={"auth": "keys"})) as api:
+        signed_in = api.http.post("/v1/session", headers=bearer)
+        cookie = signed_in.headers["set-cookie"].partition(";")[0]
+        job = api.http.post("/v1/jobs", json=ECHO, headers=bearer).json()["id"]
+        assert posted(api, f"/jobs/{job}/cancel", Cookie=cookie).status_code == 303
+        [act] = api.services.jobs.acts(target=job)
+    assert (act.actor, act.action, act.tenant) == (key.id, "cancel", "acme")
+
+
 def test_who_may_only_read_finds_no_button_and_no_form_that_works(settings: Settings, keys: ApiKeys) -> None:
     made = {
         name: {"Authorization": f"Bearer {keys.create(tenant, scopes).key}"}
