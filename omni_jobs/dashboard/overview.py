@@ -23,7 +23,8 @@ from omni_jobs.views import JobView, StageLoad
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _NEWEST: Final = 12
-_RATED_S: Final = 70.0  # six samples of ten seconds, and the one that goes on
+RATED_S: Final = 70.0
+"""The time of a stage's rate: six samples of ten seconds, and the one that goes on."""
 _SEEN_FOR_WAITS: Final = 60  # of the newest jobs: why they wait tells why a stage stands still
 
 
@@ -107,7 +108,7 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
         # What all stages do tells of other tenants' jobs.
         samples = services.jobs.stage_samples(FINE_S, until - SAMPLED_S, until) if caller.operates else []
         needs = needs_of(services, caller, now, workers, samples)
-    rates = rates_of(each for each in samples if each.at >= until - _RATED_S)
+    rates = rates_of(each for each in samples if each.at >= until - RATED_S)
     height = RATED_HEIGHT if rates else BOX_HEIGHT
     pipelines = _drawings(visit, loads, newest, rates, height)
     return {

@@ -12,10 +12,12 @@ from fastapi import APIRouter, Response
 from omni_jobs.api.stage_loads import stage_loads
 from omni_jobs.api.stage_pauses import set_paused
 from omni_jobs.dashboard.fragments import Fragment
-from omni_jobs.dashboard.overview import trouble_of
+from omni_jobs.dashboard.overview import RATED_S, trouble_of
 from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.rates import Rate, rates_of
 from omni_jobs.dashboard.visit import Looks, Operates, Visit
 from omni_jobs.http.process import short_switch_interval
+from omni_jobs.jobs import FINE_S, StageName
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.views import CalibrationView, StageLoad
 
@@ -24,13 +26,17 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class ShownStage:
-    """A stage: its load, its settings here (None: not served here), why it stands still, and its estimates."""
+    """A stage: its load, its settings here (None: not served here), why it stands still, its estimates, its rate.
+
+    ``rate`` is that of the last minute; None: nothing has ended, or the caller does not see it.
+    """
 
     load: StageLoad
     config: StageConfig | None
     paused_at: datetime | None
     trouble: str | None
     calibration: CalibrationView | None
+    rate: Rate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         paused = services.jobs.paused_stages()
         loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused)
         calibrations = services.jobs.calibrations() if operates else []
+        until = datetime.now(UTC).timestamp()
+        # What all stages do tells of other tenants' jobs.
+        samples = services.jobs.stage_samples(FINE_S, until - RATED_S, until) if operates else []
+    rates = rates_of(samples)
     estimates = {(each.pipeline, each.stage): each for each in calibrations}
     of_pipelines: dict[str, list[ShownStage]] = {}
     for load in loads:
@@ -79,7 +89,7 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         paused_at = None if place not in paused else datetime.fromtimestamp(paused[place], UTC)
         config = None if served is None else served.stages.get(load.stage)
         trouble = trouble_of(load, None, is_served=served is not None)
-        line = ShownStage(load, config, paused_at, trouble, estimates.get(place))
+        line = ShownStage(load, config, paused_at, trouble, estimates.get(place), rates.get(StageName(*place)))
         of_pipelines.setdefault(load.pipeline, []).append(line)
     pipelines = [PipelineStages(name, services.pipelines.get(name), its) for name, its in of_pipelines.items()]
     return {

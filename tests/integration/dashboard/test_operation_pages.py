@@ -1,9 +1,11 @@
 """The pages of operation over HTTP: which key sees which of them, and of each what that key's tenant has alone."""
 
 import pytest
+from sqlalchemy import text
 
 from omni_jobs.errors import WorkerLost
 from omni_jobs.jobs import Failure, NewWorker
+from omni_jobs.metrics.stage_stats import StageStats, WorkerStats
 from omni_jobs.settings import Settings
 from tests.integration.api_server import ApiServer
 from tests.integration.dashboard.visits import Bearer, forms_of, sent, with_keys
@@ -118,3 +120,16 @@ def test_a_quarantined_job_shows_its_losses_and_is_retried(api: ApiServer) -> No
     assert "No job is quarantined" in api.http.get("/quarantine").text
     for query in ("?cursor=x", "?x=1"):
         assert api.http.get(f"/quarantine{query}").status_code == 422
+
+
+def test_operators_see_what_a_stage_has_ended_lately(settings: Settings) -> None:
+    with with_keys(settings) as (api, by):
+        jobs, echo = api.services.jobs, api.services.pipelines["echo"]
+        jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 8, echo.version), 600.0)
+        assert jobs.sample() is not None
+        jobs.renew("w", 600.0, stats=WorkerStats(StageStats({}, {"completed": 30, "model_error": 10})).to_json())
+        with api.services.db.begin() as tx:
+            tx.execute(text("UPDATE samplings SET at = at - 10"))
+        assert jobs.sample() is not None
+        pages = [api.http.get("/stages", headers=by[name]).text for name in ("operator", "reader")]
+        assert ["25.0 % failed" in page for page in pages] == [True, False]
