@@ -8,14 +8,15 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import overload
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -35,21 +36,8 @@ from omni_jobs.tracing.traceparent import span_of, trace_of
 _KINDS = {"server": SpanKind.SERVER, "consumer": SpanKind.CONSUMER, "internal": SpanKind.INTERNAL}
 _NS = 1_000_000_000
 _CLOSE_S = 5.0
-_MOST_CHARS = 4096  # of a text in a span, unless OpenTelemetry's own variable says otherwise
-_LENGTH_LIMIT = "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
-
-
-class _GivenIds(RandomIdGenerator):
-    """Gives the next span the ids that it has already, because they are known before the span is over."""
-
-    def __init__(self) -> None:
-        self.traceparent = ""
-
-    def generate_span_id(self) -> int:
-        return int(span_of(self.traceparent), 16)
-
-    def generate_trace_id(self) -> int:
-        return int(trace_of(self.traceparent), 16)
+_MOST_CHARS = 4096  # of a text in a span
+_SCOPE = InstrumentationScope("omni_jobs")
 
 
 class SentSpans:
@@ -58,17 +46,12 @@ class SentSpans:
     def __init__(self, process: str) -> None:
         """Start the thread that sends. Raises ConfigError for an exporter that is not here."""
         names = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": f"omni-jobs-{process}"}
-        self._ids = _GivenIds()
         self._provider = TracerProvider(
-            resource=Resource.create({**names, "service.namespace": "omni-jobs"}),
-            id_generator=self._ids,
-            span_limits=SpanLimits(max_attribute_length=None if os.environ.get(_LENGTH_LIMIT) else _MOST_CHARS),
-            shutdown_on_exit=False,
+            resource=Resource.create({**names, "service.namespace": "omni-jobs"}), shutdown_on_exit=False
         )
-        if (exporter := _exporter()) is not None:
-            self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("omni_jobs")
-        self._lock = threading.Lock()
+        self._processor = None if (exporter := _exporter()) is None else BatchSpanProcessor(exporter)
+        if self._processor is not None:
+            self._provider.add_span_processor(self._processor)
 
     def new(self, within: str | None) -> str:
         """Return the name of a new span in the trace of another one, or in a new trace that is recorded or not."""
@@ -80,24 +63,32 @@ class SentSpans:
         """Hand a span to the thread that sends. Returns at once."""
         if not int(span.traceparent[53:55], 16) & TraceFlags.SAMPLED:
             return
+        if self._processor is None:
+            return
+        ended = int(span.ended * _NS)
         attributes = {name: _sendable(value) for name, value in span.attributes.items()}
-        with self._lock:  # the ids are those of one span
-            self._ids.traceparent = span.traceparent
-            made = self._tracer.start_span(
-                span.name,
-                _context(span.parent),
-                _KINDS[span.kind],
-                attributes=attributes,
-                links=[Link(_span_context(each)) for each in span.links],
-                start_time=int(span.began * _NS),
-            )
+        events, status = [], Status(StatusCode.UNSET)
         if span.error is not None:
-            message = printable(span.error["message"][:_MOST_CHARS])
-            what = {"exception.type": span.error["code"], "exception.message": message}
-            made.add_event("exception", what, int(span.ended * _NS))
-            made.set_attribute("error.type", span.error["code"])
-            made.set_status(Status(StatusCode.ERROR, message))
-        made.end(int(span.ended * _NS))
+            code, message = span.error["code"], _sendable(span.error["message"])
+            what = {"exception.type": code, "exception.message": message}
+            events, status = [Event("exception", what, ended)], Status(StatusCode.ERROR, message)
+            attributes["error.type"] = code
+        # Made whole, because a tracer's span is for code that runs within it, and costs ten times as much.
+        made = ReadableSpan(
+            span.name,
+            _span_context(span.traceparent),
+            None if span.parent is None else _span_context(span.parent),
+            self._provider.resource,
+            attributes,
+            events,
+            [Link(_span_context(each)) for each in span.links],
+            _KINDS[span.kind],
+            status=status,
+            start_time=int(span.began * _NS),
+            end_time=ended,
+            instrumentation_scope=_SCOPE,
+        )
+        self._processor.on_end(made)
 
     def close(self) -> None:
         """Send what waits, for some seconds at most: a collector may hang, and OpenTelemetry would wait longer."""
@@ -106,11 +97,15 @@ class SentSpans:
         closing.join(_CLOSE_S)
 
 
+@overload
+def _sendable(value: str) -> str: ...
+@overload
+def _sendable(value: str | float | Sequence[str]) -> str | float | Sequence[str]: ...
 def _sendable(value: str | float | Sequence[str]) -> str | float | Sequence[str]:
-    """Return an attribute as protobuf takes it: what it refuses would cost all spans that are sent together."""
+    """Return a bounded attribute that protobuf takes: what it refuses would cost all spans sent with it."""
     if isinstance(value, str):
-        return printable(value)
-    return value if isinstance(value, int | float) else [printable(each) for each in value]
+        return printable(value[:_MOST_CHARS])
+    return value if isinstance(value, int | float) else [printable(each[:_MOST_CHARS]) for each in value]
 
 
 def _exporter() -> SpanExporter | None:
