@@ -17,7 +17,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.database.seen_tables import StageSampleRow
 from omni_jobs.database.tables import AttemptErrorRow, Base, EventRow, JobLabelRow, JobRow, StageRunRow
 from omni_jobs.errors import ModelError
-from omni_jobs.jobs import COARSE_S, FINE_S, Claim, Failure, Jobs, NewJob, new_job_id
+from omni_jobs.jobs import COARSE_S, FINE_S, LONG_S, Claim, Failure, Jobs, NewJob, new_job_id
 from omni_jobs.metrics.stage_stats import Histogram, StageStats
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit, parse
@@ -158,7 +158,7 @@ def _make_samples(db: Database) -> None:
     pick = random.Random(1)  # noqa: S311 — the same in each run
     now = int(time.time())
     rows: list[Mapping[str, Any]] = []
-    for step_s, days in ((FINE_S, 1), (COARSE_S, _DAYS)):
+    for step_s, days in ((FINE_S, 1), (COARSE_S, _DAYS), (LONG_S, _DAYS)):
         for stage in _STAGES:
             for at in range(now - now % step_s - days * 86_400, now, step_s):
                 rows.append(_sample(stage, step_s, at, pick))

@@ -12,13 +12,13 @@ from omni_jobs.database.tables import Base, JsonText, NameType, Seconds
 class StageSampleRow(Base):
     """The row of a sample: what a stage's workers counted in ``step_s`` seconds from ``at``, and how it stood.
 
-    Written by the sampler, which deletes it after a day (10 s) or 30 days (5 minutes).
+    Written by the sampler, which deletes it after a day (10 s) or 30 days (5 minutes, 2 hours).
     """
 
     __tablename__ = "stage_samples"
     __table_args__ = (Index(None, "step_s", "at"),)
 
-    step_s: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # 10 or 300
+    step_s: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # 10, 300 or 7200
     pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
     stage: Mapped[str] = mapped_column(NameType, primary_key=True)
     at: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)  # since 1970, UTC

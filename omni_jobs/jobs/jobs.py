@@ -49,7 +49,7 @@ from omni_jobs.jobs.read.job_list import job_list
 from omni_jobs.jobs.read.matching import matching
 from omni_jobs.jobs.read.payloads import payloads
 from omni_jobs.jobs.read.stage_crew import stage_crew
-from omni_jobs.jobs.read.stage_samples import stage_samples
+from omni_jobs.jobs.read.stage_samples import sampled_s_ago, stage_samples
 from omni_jobs.jobs.read.tally import tally
 from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.waits import Detail
@@ -402,6 +402,7 @@ class Jobs:
     stored_bytes = _reads(of_tenant)
     calibrations = _reads(calibrations)
     stage_samples = _reads(stage_samples)
+    sampled_s_ago = _reads(sampled_s_ago)
     acts = _reads(acts)
     error_kinds = _reads(error_kinds)
     error_counts = _reads(error_counts)

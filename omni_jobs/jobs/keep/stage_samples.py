@@ -1,9 +1,9 @@
 """Samples: what each stage's workers counted in ten seconds, and how the stage stood at their end.
 
-Rows of 10 s are kept for a day, and rows of 5 minutes, to which each sample is added as well, for 30 days. A worker's
-row has its counts since its start, so a sample is what came since the sample before: ``sampled_workers`` has the counts
-of each worker as they were then. As a worker's row goes, its last counts are noted there, so that what it counted after
-the last sample is not lost.
+Rows of 10 s are kept for a day. Each sample is also added to a row of 5 minutes and to one of 2 hours, which are kept
+for 30 days: the longer ones let a month be read quickly. A worker's row has its counts since its start, so a sample is
+what came since the sample before: ``sampled_workers`` has the counts of each worker as they were then. As a worker's
+row goes, its last counts are noted there, so that what it counted after the last sample is not lost.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,10 @@ FINE_S: Final = 10
 """How many seconds a sample takes."""
 COARSE_S: Final = 300
 """How many seconds the samples are added up to that are kept for long."""
+LONG_S: Final = 7200
+"""How many seconds the samples are added up to that a month is read by."""
 
-_KEPT_S: Final[Mapping[int, float]] = {FINE_S: 86_400.0, COARSE_S: 30 * 86_400.0}
+_KEPT_S: Final[Mapping[int, float]] = {FINE_S: 86_400.0, COARSE_S: 30 * 86_400.0, LONG_S: 30 * 86_400.0}
 _FORGOTTEN_AFTER_S = 86_400.0
 
 
@@ -122,8 +124,8 @@ def _upsert(tx: Connection, values: Mapping[str, Any], **changed: Any) -> None:
 
 
 def add(tx: Connection, samples: Iterable[StageSample]) -> None:
-    """Add samples of 10 s to the rows of 10 s and to those of 5 minutes. For one transaction at a time."""
-    new = [(step_s, _at_step(sample, step_s)) for sample in samples for step_s in (FINE_S, COARSE_S)]
+    """Add samples of 10 s to the rows of each length. For one transaction at a time."""
+    new = [(step_s, _at_step(sample, step_s)) for sample in samples for step_s in _KEPT_S]
     if not new:
         return
     windows = sorted({(step_s, sample.at) for step_s, sample in new})

@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, select
 
-from omni_jobs.database.seen_tables import StageSampleRow
+from omni_jobs.database.clock import now
+from omni_jobs.database.seen_tables import SamplingRow, StageSampleRow
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.keep.stage_samples import StageSample, sample_of
 
@@ -16,7 +17,7 @@ MOST_SAMPLES: Final = 100_000
 
 def stage_samples(
     tx: Connection,
-    step_s: Literal[10, 300],
+    step_s: Literal[10, 300, 7200],
     since: float,
     until: float,
     *,
@@ -25,7 +26,8 @@ def stage_samples(
 ) -> Sequence[StageSample]:
     """Return the samples that began in [since, until), seconds since 1970, by pipeline, stage and time.
 
-    ``step_s``: those of 10 s, kept for a day, or of 5 minutes, kept for 30 days. ``pipeline`` and ``stage``: None: any.
+    ``step_s``: those of 10 s, kept for a day, or of 5 minutes or 2 hours, kept for 30 days. ``pipeline`` and ``stage``:
+    None: any.
     A time without a sample is one in which the stage had neither work nor a worker, or nobody sampled. Add samples up
     (``plus``) and ask the sum's histograms for percentiles. Raises InvalidRequest for more than MOST_SAMPLES, and for a
     name that no stage can have.
@@ -42,3 +44,9 @@ def stage_samples(
     if len(found) > MOST_SAMPLES:
         raise InvalidRequest(f"more than {MOST_SAMPLES} samples: ask for less time, or for one stage", field="since")
     return [sample_of(each) for each in found]
+
+
+def sampled_s_ago(tx: Connection) -> float | None:
+    """Return how many seconds ago the last sample was taken, by the database's clock; None: none ever was."""
+    ago: float | None = tx.execute(select(now() - SamplingRow.at)).scalar_one_or_none()
+    return ago

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 import pytest
 from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.jobs import COARSE_S, FINE_S, Jobs, StageName, StageSample
+from omni_jobs.jobs import COARSE_S, FINE_S, LONG_S, Jobs, StageName, StageSample
 from omni_jobs.jobs.crew import sample as crew_sample
 from omni_jobs.metrics.stage_stats import Histogram, StageStats, WorkerStats
 from tests.integration.job_steps import claim, new_job, pass_time, register, submit_one
@@ -165,14 +166,15 @@ def test_a_clock_that_was_set_back_stops_no_sampler(begun: Jobs) -> None:
     assert [(each.stats.ends, each.span_s) for each in fine(begun)] == [(2, FINE_S)]
 
 
-def test_five_minutes_are_the_sum_of_their_samples_and_old_samples_go(begun: Jobs) -> None:
+@pytest.mark.parametrize("step_s", [COARSE_S, LONG_S])
+def test_a_longer_time_is_the_sum_of_its_samples_and_old_samples_go(begun: Jobs, step_s: Literal[300, 7200]) -> None:
     register(begun, "w", slots=2)
     for number in (10, 30, 60):
         begun.renew("w", 60, stats=counted(number))
         assert sample(begun)
-    coarse = begun.stage_samples(COARSE_S, 0, FOREVER, pipeline="echo", stage="first")
+    coarse = begun.stage_samples(step_s, 0, FOREVER, pipeline="echo", stage="first")
     assert sum(ends(coarse)) == 60
-    assert all(each.at % COARSE_S == 0 for each in coarse)
+    assert all(each.at % step_s == 0 for each in coarse)
     whole = coarse[0] if len(coarse) == 1 else coarse[0].plus(coarse[1])
     assert whole.standing.slots == pytest.approx(2)
     assert whole.stats.seconds["run"] == Histogram({"0.5": 60}, 30.0)
@@ -180,11 +182,19 @@ def test_five_minutes_are_the_sum_of_their_samples_and_old_samples_go(begun: Job
         tx.execute(text("UPDATE stage_samples SET at = at - 86400"))
     assert sample(begun)
     assert len(fine(begun)) == 1, "those of 10 s are kept for a day"
-    assert sum(ends(begun.stage_samples(COARSE_S, 0, FOREVER, stage="first"))) == 60
+    assert sum(ends(begun.stage_samples(step_s, 0, FOREVER, stage="first"))) == 60
     with begun._db.begin() as tx:
         tx.execute(text("UPDATE stage_samples SET at = at - 31 * 86400"))
     assert sample(begun)
-    assert ends(begun.stage_samples(COARSE_S, 0, FOREVER, stage="first")) == [0]
+    assert ends(begun.stage_samples(step_s, 0, FOREVER, stage="first")) == [0]
+
+
+def test_it_is_known_how_long_ago_a_sample_was_taken(jobs: Jobs) -> None:
+    assert jobs.sampled_s_ago() is None
+    assert jobs.sample() is not None
+    with jobs._db.begin() as tx:
+        tx.execute(text("UPDATE samplings SET at = at - 600"))
+    assert 600 <= (jobs.sampled_s_ago() or 0) < 700
 
 
 def test_a_worker_that_left_no_last_counts_is_forgotten(begun: Jobs) -> None:
