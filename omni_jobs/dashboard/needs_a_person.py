@@ -1,57 +1,88 @@
-"""What of a server needs a person, as the overview says it: quarantined jobs, keys that expire, no rescuer."""
+"""What of a server needs a person, as the overview says it: jobs, stages, the rescuer, keys."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from omni_jobs.api.services import Services
-from omni_jobs.dashboard.templates import plural, span
-from omni_jobs.jobs import JobFilter, StageSample
+from omni_jobs.dashboard.templates import plural, seconds_between, span
+from omni_jobs.jobs import JobFilter
 from omni_jobs.tenants.caller import Caller
 from omni_jobs.tenants.key_store import ApiKeys
-from omni_jobs.views import WorkerView
+from omni_jobs.views import StageLoad, WorkerView
 
-SAMPLED_S: Final = 120.0
-"""How long a rescuer may take to sample the stages: it does so every ten seconds."""
-
-_EXPIRES_SOON: Final = timedelta(days=7)
-_COUNTED: Final = 100  # quarantined jobs
+_NO_SAMPLE_S: Final = 30.0  # a rescuer samples the stages every ten seconds
+_EXPIRES_WITHIN_S: Final = 7 * 86_400.0
+_MOST_LINES: Final = 3  # of a kind; one more says how many others there are
+_COUNTED: Final = 100  # quarantined jobs, and keys
 
 
 class Need(NamedTuple):
-    """Something that needs a person. ``path``: where to look on, below the server's root; None: nowhere here."""
+    """Something that needs a person. ``path``: where to look on, below the server's root."""
 
     text: str
-    path: str | None = None
+    path: str
 
 
 def needs_of(
-    services: Services, caller: Caller, now: datetime, workers: Sequence[WorkerView], samples: Sequence[StageSample]
+    services: Services, caller: Caller, now: datetime, workers: Sequence[WorkerView], standing: Sequence[StageLoad]
 ) -> list[Need]:
     """Return what needs a person, as far as the caller sees it.
 
-    ``samples`` are those of the last ``SAMPLED_S``. Call it on a thread.
+    ``standing``: the stages that have work and no worker. Call it on a thread.
     """
-    needs = []
-    found = services.jobs.matching(JobFilter(error_code="quarantined", tenant=caller.sees), _COUNTED)
-    if found.ids:
-        more = "more than " if found.next_cursor is not None else ""
-        needs.append(Need(f"{more}{plural(len(found.ids), 'quarantined job')}", "/quarantine"))
+    needs = _quarantined(services, caller)
+    lines = [
+        Need(f"{load.pipeline}.{load.stage}: {plural(load.queued, 'stage run')} queued, and no worker", "/stages")
+        for load in standing
+    ]
+    needs += _few(lines, "stage with work and no worker", "stages with work and no worker", "/stages")
     if caller.operates:
-        has_long_worked = any((now - worker.started_at).total_seconds() > SAMPLED_S for worker in workers)
-        if has_long_worked and not samples:
-            needs.append(Need("no rescuer: nobody has sampled the stages for two minutes, so nobody frees lost work"))
+        needs += _rescuer(services, now, workers)
         if services.callers.auth == "keys":
             needs += _expiring_keys(services, caller, now)
     return needs
 
 
+def _few(lines: Sequence[Need], one: str, many: str, path: str) -> list[Need]:
+    """Return the first lines, and one that says how many others there are."""
+    others = len(lines) - _MOST_LINES
+    if others <= 0:
+        return list(lines)
+    return [*lines[:_MOST_LINES], Need(plural(others, f"other {one}", f"other {many}"), path)]
+
+
+def _quarantined(services: Services, caller: Caller) -> list[Need]:
+    found = services.jobs.matching(JobFilter(error_code="quarantined", tenant=caller.sees), _COUNTED)
+    if not found.ids:
+        return []
+    more = "more than " if found.next_cursor is not None else ""
+    return [Need(f"{more}{plural(len(found.ids), 'quarantined job')}", "/quarantine")]
+
+
+def _rescuer(services: Services, now: datetime, workers: Sequence[WorkerView]) -> list[Need]:
+    """Return that no rescuer runs. One that never has may begin with the workers, and is missed a while after."""
+    ago_s = services.jobs.sampled_s_ago()
+    if ago_s is None:
+        if not any(seconds_between(worker.started_at, now) > _NO_SAMPLE_S for worker in workers):
+            return []
+        since = "yet"
+    elif ago_s > _NO_SAMPLE_S:
+        since = f"for {span(ago_s)}"
+    else:
+        return []
+    return [Need(f"no rescuer: nobody has sampled the stages {since}, so nobody frees lost work", "/workers")]
+
+
 def _expiring_keys(services: Services, caller: Caller, now: datetime) -> list[Need]:
-    needs = []
-    for key in ApiKeys(services.db).all(caller.sees):
-        if key.revoked_at is None and key.expires_at is not None and now < key.expires_at <= now + _EXPIRES_SOON:
-            left = span((key.expires_at - now).total_seconds())
-            needs.append(
-                Need(f"the key {key.id} of the tenant {key.tenant} expires in {left}", f"/tenants/{key.tenant}")
-            )
-    return needs
+    """Return the keys that expire soon, of the tenants that the caller sees."""
+    keys = ApiKeys(services.db).expiring(_EXPIRES_WITHIN_S, caller.sees, at_most=_COUNTED)
+    lines = [
+        Need(
+            f"the key {key.id} of the tenant {key.tenant} expires in {span(seconds_between(now, key.expires_at))}",
+            f"/tenants/{quote(key.tenant, safe='')}",
+        )
+        for key in keys
+    ]
+    return _few(lines, "key that expires within a week", "keys that expire within a week", "/tenants")

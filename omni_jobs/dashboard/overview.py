@@ -11,7 +11,7 @@ from omni_jobs.api.stage_loads import is_shown_picture, stage_loads, without_lon
 from omni_jobs.dashboard.charts import Over, charts_fragment
 from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, RATED_HEIGHT, Drawing, drawn
 from omni_jobs.dashboard.fragments import Fragment
-from omni_jobs.dashboard.needs_a_person import SAMPLED_S, needs_of
+from omni_jobs.dashboard.needs_a_person import needs_of
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
 from omni_jobs.dashboard.visit import Looks, Visit
@@ -106,11 +106,12 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
         now = datetime.now(UTC)
         until = now.timestamp()
         # What all stages do tells of other tenants' jobs.
-        samples = services.jobs.stage_samples(FINE_S, until - SAMPLED_S, until) if caller.operates else []
-        needs = needs_of(services, caller, now, workers, samples)
-    rates = rates_of(each for each in samples if each.at >= until - RATED_S)
-    height = RATED_HEIGHT if rates else BOX_HEIGHT
-    pipelines = _drawings(visit, loads, newest, rates, height)
+        samples = services.jobs.stage_samples(FINE_S, until - RATED_S, until) if caller.operates else []
+        rates = rates_of(samples)
+        height = RATED_HEIGHT if rates else BOX_HEIGHT
+        pipelines = _drawings(visit, loads, newest, rates, height)
+        without_worker = [box.load for each in pipelines for box in each.boxes if box.trouble == _NO_WORKER]
+        needs = needs_of(services, caller, now, workers, without_worker)
     return {
         "jobs": counts.jobs,
         "needs": needs,
@@ -169,6 +170,7 @@ def _drawings(
     return sorted(pipelines, key=lambda each: (not each.has_trouble, not any(each.work), each.is_quiet, each.name))
 
 
+_NO_WORKER: Final = "no worker"
 _OF_WAITS: Final = {
     "no_worker": "no worker has this pipeline's file",
     "loading_model": "its workers load the model",
@@ -185,7 +187,7 @@ def trouble_of(load: StageLoad, reason: str | None, *, is_served: bool = True) -
     if load.paused:
         return "paused"
     if load.queued and not load.workers:
-        return "loads the model" if reason == "loading_model" else "no worker"
+        return "loads the model" if reason == "loading_model" else _NO_WORKER
     if load.queued and reason in _OF_WAITS:
         return _OF_WAITS[reason]
     return None if is_served or not load.queued + load.running + load.pending else "not served here"

@@ -110,6 +110,13 @@ class ApiKeys:
             query = query.where(ApiKeyRow.tenant == tenant)
         return self._db.read(lambda tx: [ApiKeyView.model_validate(row) for row in tx.execute(query)])
 
+    def expiring(self, within_s: float, tenant: str | None = None, *, at_most: int) -> Sequence[ApiKeyView]:
+        """Return keys that count now and expire within so many seconds, the first to expire first; or a tenant's."""
+        query = _KEYS.where(*KEY_COUNTS, ApiKeyRow.expires_at < now() + within_s).order_by(ApiKeyRow.expires_at)
+        if tenant is not None:
+            query = query.where(ApiKeyRow.tenant == tenant)
+        return self._db.read(lambda tx: [ApiKeyView.model_validate(row) for row in tx.execute(query.limit(at_most))])
+
     def revoke(self, key_id: str, *, by: str = COMMAND) -> ApiKeyView:
         """Revoke a key, and return it. Every API server refuses it within 5 s. Raises NotFound."""
         act = Act(by, "revoke_key")
