@@ -42,15 +42,19 @@ class Fragments:
         name: Hashable,
         render: Callable[[], str],
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        kept_s: float | None = None,
     ) -> Fragment:
         """Return the fragment of this ``name`` for whoever sees what ``tenant`` does; None sees all.
 
-        ``render`` makes its HTML, and ``run`` calls a function on a thread. Raises what they raise, and keeps no error.
+        ``render`` makes its HTML, and ``run`` calls a function on a thread. It is kept for ``kept_s`` (None: a
+        second), and longer if it took long. Raises what they raise, and keeps no error.
         """
         key = (tenant, name)
         if key not in self._kept:
+            least_kept_s = _KEPT_S if kept_s is None else kept_s
+            most_kept_s = max(least_kept_s, _MOST_KEPT_S)
             self._kept[key] = CachedValue(
-                lambda: Fragment.of(render()), run, least_kept_s=_KEPT_S, most_kept_s=_MOST_KEPT_S
+                lambda: Fragment.of(render()), run, least_kept_s=least_kept_s, most_kept_s=most_kept_s
             )
             if len(self._kept) > _MOST:
                 self._kept.popitem(last=False)

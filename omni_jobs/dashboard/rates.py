@@ -7,7 +7,7 @@ from typing import Final
 from omni_jobs.jobs import StageName, StageSample
 from omni_jobs.metrics.stage_stats import StageStats
 
-_NO_FAILURES: Final = ("completed", "released")
+_NO_FAILURES: Final = ("completed", "released", "job_cancelled")
 _UNITS: Final = ((1.0, "s"), (60.0, "min"), (3600.0, "h"))
 
 
@@ -41,5 +41,5 @@ def rates_of(samples: Iterable[StageSample]) -> Mapping[StageName, Rate]:
 
 
 def failed_of(stats: StageStats) -> int:
-    """Return how many attempts have failed, also those that were lost; what was handed back has not."""
+    """Return how many attempts have failed, also those that were lost; what was handed back or cancelled has not."""
     return sum(count for result, count in stats.ended.items() if result not in _NO_FAILURES)

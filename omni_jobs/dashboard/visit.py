@@ -42,10 +42,12 @@ class Visit:
         """The path below which the server is shown; "" for none."""
         return self.services.settings.root_path
 
-    async def fragment(self, name: str, read: Callable[[], Mapping[str, Any]], *more: Hashable) -> Fragment:
+    async def fragment(
+        self, name: str, read: Callable[[], Mapping[str, Any]], *more: Hashable, kept_s: float | None = None
+    ) -> Fragment:
         """Return the fragment that the template ``fragments/NAME.html`` makes of what ``read`` returns, from a thread.
 
-        ``more``: what else its content depends on, beside who looks.
+        ``more``: what else its content depends on, beside who looks. It is kept for ``kept_s`` (None: a second).
         """
         threads, sees = self.services.list_threads, self.caller.sees
         key = (name, self.caller.operates, self.caller.scopes, *more)
@@ -53,7 +55,7 @@ class Visit:
         def render() -> str:
             return rendered(f"fragments/{name}.html", **self._given(), **read())
 
-        return await self._fragments.get(sees, key, render, partial(threads.run, sees))
+        return await self._fragments.get(sees, key, render, partial(threads.run, sees), kept_s)
 
     async def page(self, name: str, title: str, status: int = 200, **values: Any) -> Response:
         """Answer with the page of the template ``NAME.html``. A ``Fragment`` among the values stands in it as it is."""

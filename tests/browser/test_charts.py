@@ -34,14 +34,14 @@ def test_the_overview_with_charts_looks_well(sampled: ApiServer, visitor: Visito
 def test_charts_are_drawn_and_told_by_the_pointer(sampled: ApiServer, visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/")
-    expect(page.locator("#charts canvas")).to_have_count(3)
+    expect(page.locator("#charts canvas")).to_have_count(8)
     expect(page.get_by_role("cell", name="echo.second", exact=True)).to_be_visible()
     page.locator("#plot-ended .u-over").hover()
     expect(page.locator("#chart-ended output")).to_contain_text("UTC:")
     page.get_by_role("link", name="day", exact=True).click()
     page.wait_for_url("**/?over=day")
     expect(page.get_by_role("heading", name="The last day")).to_be_visible()
-    expect(page.locator("#charts canvas")).to_have_count(3)
+    expect(page.locator("#charts canvas")).to_have_count(8)
     Hands(sampled).submitted()
     page.evaluate("htmx.trigger(document.getElementById('charts'), 'again')")
-    expect(page.locator("#charts canvas")).to_have_count(3)
+    expect(page.locator("#charts canvas")).to_have_count(8)
