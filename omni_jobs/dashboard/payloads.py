@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Response
 
@@ -12,8 +12,10 @@ from omni_jobs.errors import OmniJobsError
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import JobId
 from omni_jobs.jobs import KeptPayload
-from omni_jobs.payloads import PayloadHead, read_head
 from omni_jobs.storage import ObjectStore
+
+if TYPE_CHECKING:
+    from omni_jobs.payloads import PayloadHead
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -25,7 +27,7 @@ class ShownPayload:
     """A payload as the page shows it. ``head`` is None where it is gone, or where ``trouble`` says why none is read."""
 
     kept: KeptPayload
-    head: PayloadHead | None
+    head: "PayloadHead | None"
     trouble: str | None
 
 
@@ -54,8 +56,10 @@ def _shown(store: ObjectStore, payloads: Sequence[KeptPayload]) -> list[ShownPay
     return shown
 
 
-def _head(store: ObjectStore, kept: KeptPayload) -> PayloadHead | None:
+def _head(store: ObjectStore, kept: KeptPayload) -> "PayloadHead | None":
     """Return the head of a payload. Raises PayloadError, and what the store raises."""
+    from omni_jobs.payloads import read_head  # loads numpy, which a server need not
+
     ref, inline = kept.ref, kept.inline
     if ref is not None:
         return read_head(lambda start, stop: b"".join(store.open_range(ref, start, stop)), ref.size, key=ref.key)
