@@ -3,9 +3,10 @@
     python -m benchmarks.dashboard --json FILE [--jobs 1000000] [--runs 20] [--database sqlite] [--quick]
 
 ``benchmarks.history`` fills the database: 100 tenants, about 1,000 kinds of errors, samples of 30 days. Each page is
-asked for in turn with all others, so that none is answered with what was rendered for the request before. A tab asks
-for its page's fragment every 2 s, as its browser does, with the ETag of what it has. An open job has its event stream
-as well, and asks for its fragment whenever the stream tells something, which here is nothing.
+asked for in turn with all others, so that none is answered with what was rendered for the request before; but charts
+are, which are kept for ten seconds to a minute. A tab asks for its page's fragment every 2 s, as its browser does, with
+the ETag of what it has. An open job has its event stream as well, and asks for its fragment whenever the stream tells
+something, which here is nothing.
 """
 
 import argparse
@@ -44,7 +45,7 @@ _LISTS = (
     "/jobs?status=completed&metadata=app%3Dapp-3&pipeline=echo",
     "/jobs?created_before={middle}",
 )
-_OPERATORS_LISTS = (f"/jobs?tenant={_TENANT}", f"/jobs?tenant={_TENANT}&status=failed")
+_OPERATORS = (f"/jobs?tenant={_TENANT}", f"/jobs?tenant={_TENANT}&status=failed", "/?over=day", "/?over=month")
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def _of(kind: str, asked: argparse.Namespace) -> Iterator[Figure]:
             fill(db, settings, asked.jobs)
             paths = _paths(Jobs(db))
         with EmbeddedStack(settings, pipelines=[]) as stack, httpx2.Client(base_url=stack.url, trust_env=False) as http:
-            yield from _pages(f"{kind}, operator", http, [*paths, *_OPERATORS_LISTS], asked.runs)
+            yield from _pages(f"{kind}, operator", http, [*paths, *_OPERATORS], asked.runs)
             api = next(child.pid or 0 for child in stack.children() if child.name == "api")
             yield from _tabs(kind, stack.url, api, asked)
         behind_a_proxy = settings.model_copy(update={"auth": "proxy", "tenant_header": _TENANT_HEADER})
