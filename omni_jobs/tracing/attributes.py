@@ -12,6 +12,14 @@ STAGE: Final = "omni_jobs.stage"
 ATTEMPT: Final = "omni_jobs.attempt"
 WORKER: Final = "omni_jobs.worker.id"
 RESULT: Final = "omni_jobs.result"
+STEPS: Final[Mapping[str, str]] = {
+    "queue": "omni_jobs.queue_s",
+    "load": "omni_jobs.load_s",
+    "run": "omni_jobs.run_s",
+    "store": "omni_jobs.store_s",
+    "record": "omni_jobs.record_s",
+}
+"""Attributes by the steps of an attempt: how many seconds each took."""
 PAYLOAD_BYTES: Final = "omni_jobs.payload.bytes"
 
 OPERATION: Final = "gen_ai.operation.name"

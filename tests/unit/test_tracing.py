@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 
 def test_the_docs_have_each_attribute() -> None:
     given = {value for name, value in vars(attributes).items() if name.isupper() and isinstance(value, str)}
-    given |= {*attributes.PARAMETERS.values(), *attributes.MADE.values()}
+    given |= {*attributes.PARAMETERS.values(), *attributes.MADE.values(), *attributes.STEPS.values()}
     _, _, table = PAGE.read_text(encoding="utf-8").partition("| Attribute | Of |")
     assert set(re.findall(r"`((?:gen_ai|omni_jobs)\.[a-z_.]+)`", table)) == given
 

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from omni_jobs.tracing.provider import SentSpans
 
 
+_SHORTEST_S = 0.001  # of a step that has a span
+
+
 class RunSpans(RunObserver):
     """Sends the spans of an attempt once it is over: itself, linked to the attempt before, and its steps.
 
-    The steps are queue, load, run, store and record. The one in which the attempt ended has its error. Of an attempt
-    that was lost nothing is sent: whoever took the stage run from this worker sends its span.
+    The steps are queue, load, run, store and record. One that took less than a millisecond has no span of its own,
+    because many jobs have many; its seconds stand at the attempt's as all do. The one in which the attempt ended
+    has its error. Of an attempt that was lost nothing is sent: whoever took the stage run from this worker sends its
+    span.
     """
 
     def __init__(self, spans: SentSpans, worker_id: str) -> None:
@@ -43,11 +48,15 @@ class RunSpans(RunObserver):
             error = {"code": result.error.code, "message": clean(result.error.message)}
         own = attempt_span(job, claim.stage_run_id, claim.attempt)
         steps = list(_steps(claim, times))
-        for number, (name, began, ended) in enumerate(steps):
-            is_last = number == len(steps) - 1
-            self._spans.send(EndedSpan(name, new_traceparent(own), own, began, ended, error=error if is_last else None))
+        for name, began, ended in steps[:-1]:
+            if ended - began >= _SHORTEST_S:
+                self._spans.send(EndedSpan(name, new_traceparent(own), own, began, ended))
+        name, began, ended = steps[-1]
+        if error is not None or ended - began >= _SHORTEST_S:
+            self._spans.send(EndedSpan(name, new_traceparent(own), own, began, ended, error=error))
         links = [attempt_span(job, claim.stage_run_id, claim.attempt - 1)] if claim.attempt > 1 else []
         known = self._attributes(claim, result, completion)
+        known |= {attributes.STEPS[name]: round(ended - began, 6) for name, began, ended in steps}
         _, began, _ = steps[0]
         _, _, ended = steps[-1]
         self._spans.send(EndedSpan(f"stage run {claim.stage}", own, job, began, ended, "consumer", known, links, error))
