@@ -81,7 +81,8 @@ class Services:
         self.fetches = MediaFetches(settings, self.pipelines)
         heard_by = [*self._submits_heard_by(), IntakeMetrics(self.metrics, self.pipelines)]
         new_span = None if self.spans is None else self.spans.new
-        self.intake = Intake(settings, self.fetches, admissions, self.jobs, self.store, self.relay, heard_by, new_span)
+        parts = (self.fetches, admissions, self.jobs, self.store, self.relay)
+        self.intake = Intake(settings, *parts, observers=heard_by, new_span=new_span)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)
         most = settings.max_waits if settings.max_waits is not None else connections // 2

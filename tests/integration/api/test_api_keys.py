@@ -114,9 +114,15 @@ def test_a_header_with_a_megabyte_is_refused_before_it_is_read(api: ApiServer) -
     assert answer.status_code == 431
 
 
-def test_health_and_the_page_need_no_key(api: ApiServer) -> None:
-    for path in ("/healthz", "/readyz", "/"):
+def test_health_and_the_page_of_the_sign_in_need_no_key(api: ApiServer) -> None:
+    for path in ("/healthz", "/readyz", "/signin"):
         assert api.http.get(path).status_code == 200, path
+
+
+def test_whoever_has_no_key_is_led_from_a_page_to_the_sign_in(api: ApiServer) -> None:
+    answer = api.http.get("/")
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/signin")
 
 
 ROUTES = [

@@ -1,8 +1,8 @@
 """Observers of the intake hear of each submit and retry, whatever becomes of it."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
@@ -44,7 +44,11 @@ def _word(result: SubmitResult | OmniJobsError) -> str:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard = Heard()
-    monkeypatch.setattr("omni_jobs.api.services.Intake", partial(Intake, observers=[heard]))
+
+    def heard_too(*parts: Any, observers: Sequence[IntakeObserver], **more: Any) -> Intake:
+        return Intake(*parts, observers=[*observers, heard], **more)
+
+    monkeypatch.setattr("omni_jobs.api.services.Intake", heard_too)
     return heard
 
 

@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Send
 
-from omni_jobs.api.app import create_app
 from omni_jobs.jobs import JobFilter
 from omni_jobs.settings import Settings
+from omni_jobs.web.app import create_app
 from tests.integration.api_server import ApiServer
 from tests.integration.job_steps import pass_time
 from tests.integration.openai.stock import LATE_S, Stock, stock_client, until

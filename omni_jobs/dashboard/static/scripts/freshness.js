@@ -3,31 +3,41 @@
 const LATE_MS = 3000;  // a server that is started anew answers late, because its supervisor keeps the port open
 
 const note = document.getElementById("freshness");
-let late = null;
+const late = new Map();  // by each part whose answer has not come: its timer
+const old = new Set();  // parts
 
-function tell(isOld) {
-  if (note) note.hidden = !isOld;
-  document.body.classList.toggle("old", isOld);
+function tell(part, isOld) {
+  if (isOld) old.add(part);
+  else old.delete(part);
+  if (note) note.hidden = old.size === 0;
+  document.body.classList.toggle("old", old.size > 0);
 }
 
-function isPoll(event) {
-  return event.detail.ctx?.sourceElement?.hasAttribute("data-live");
+// The part of the page that this request polls for; null: it is another request.
+function partOf(event) {
+  const part = event.detail.ctx?.sourceElement;
+  return part?.hasAttribute("data-live") ? part : null;
 }
 
-function end(isOld) {
-  clearTimeout(late);
-  late = null;
-  tell(isOld);
+function end(part, isOld) {
+  clearTimeout(late.get(part));
+  late.delete(part);
+  tell(part, isOld);
 }
 
 document.addEventListener("htmx:before:request", (event) => {
-  if (!isPoll(event)) return;
+  const part = partOf(event);
+  if (!part) return;
   if (document.hidden) event.preventDefault();
-  else late ??= setTimeout(tell, LATE_MS, true);
+  else if (!late.has(part)) late.set(part, setTimeout(tell, LATE_MS, part, true));
 });
-document.addEventListener("htmx:error", (event) => { if (isPoll(event)) end(true); });
+document.addEventListener("htmx:error", (event) => {
+  const part = partOf(event);
+  if (part) end(part, true);
+});
 document.addEventListener("htmx:after:request", (event) => {
-  if (isPoll(event)) end(event.detail.ctx.response.status >= 500);
+  const part = partOf(event);
+  if (part) end(part, event.detail.ctx.response.status >= 500);
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return;
