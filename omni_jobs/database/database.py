@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.database_observer import DatabaseObserver
+from omni_jobs.database.pool import close_pool
 from omni_jobs.database.postgresql import PostgreSQL
 from omni_jobs.database.seen_tables import SCHEMA
 from omni_jobs.database.sqlite import SQLite
@@ -133,7 +134,7 @@ class Database:
         """
         code = self._backend.error_code(error)
         if code.startswith(self._backend.stale_connections):
-            self._engine.dispose()  # those in use are closed when they come back
+            close_pool(self._engine)
         if code.startswith(self._backend.exhausted):
             raise DatabaseUnavailable("the database cannot go on", because=str(error.orig)) from error
         if code.startswith(self._backend.foreign_session):
@@ -168,7 +169,7 @@ class Database:
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
         if is_read_only:
-            self._engine.dispose()
+            close_pool(self._engine)
             raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")
         if revision is not None and revision > REVISION:
             raise DatabaseUnavailable(
@@ -188,4 +189,4 @@ class Database:
 
     def close(self) -> None:
         """Close the connections of the pool. Those in use are closed when they come back."""
-        self._engine.dispose()
+        close_pool(self._engine)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
 
+from omni_jobs.database.pool import close_pool
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 
 _CACHE_KIB = 16_000  # of each connection: room for the upper pages of every index on a million jobs
@@ -72,7 +73,7 @@ class SQLite:
         try:
             yield engine.execution_options(omni_jobs_writing=True)
         finally:
-            engine.dispose()
+            close_pool(engine)
 
     def check_kept(self, session: MutableMapping[str, Any]) -> None:
         """Raise DatabaseUnavailable unless what a connection has committed lies in the file of its name.
@@ -147,7 +148,7 @@ def _check_files(engine: Engine, file: Path, session: MutableMapping[str, Any]) 
     if named.database is None:
         raise _gone(file)
     if named.database != opened.database:
-        engine.dispose()  # the next connection opens the other file
+        close_pool(engine)  # the next connection opens the other file
         raise DatabaseUnavailable("the database's file was replaced while it was open", because=str(file))
     raise DatabaseUnavailable(
         "a file beside the database's (-wal, -shm) was removed while it was open: stop all processes of omni-jobs, the "

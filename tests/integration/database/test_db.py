@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import URL, Connection, exc, select, text
 
@@ -25,6 +26,16 @@ INSERT_WORKER = text(
 )
 MORE_SLOTS = text("UPDATE workers SET slots = slots + 1 WHERE id = :id")
 SLOTS = text("SELECT slots FROM workers ORDER BY id")
+
+
+def test_a_connection_in_use_is_closed_when_it_comes_back(database_url: str) -> None:
+    database = Database(database_url)
+    with database.begin() as tx:
+        connection = tx.connection.driver_connection
+        database.close()
+        assert tx.execute(text("SELECT 1")).scalar_one() == 1
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError)):
+        connection.execute("SELECT 1")  # type: ignore[union-attr]
 
 
 def test_an_error_rolls_back(database: Database) -> None:
