@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ def echo(text: str, **parameters: Any) -> dict[str, Any]:
         "modalities": ["text"],
         "stages": {"first": parameters} if parameters else {},
     }
+
+
+def sessions_of(pids: Iterable[int]) -> set[int]:
+    """The sessions of those processes that have not ended meanwhile."""
+    found = set()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            found.add(os.getsid(pid))
+    return found
 
 
 def until(true: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -599,7 +608,7 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(tmp_path: Path) -> None:
         hung, *_ = (pid for pid in sessions if b"rescuer" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
         os.kill(hung, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
-        until(lambda: len({os.getsid(pid) for pid in processes_of(sessions)}) == 3)  # it, Valkey and the sentinel
+        until(lambda: len(sessions_of(processes_of(sessions))) == 3)  # it, Valkey and the sentinel
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert processes_of(sessions) == []
