@@ -72,7 +72,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Clie
     ):
         try:
             _wait_for(http, f"sum(up) == {len(PROCESSES)}")
-            _work(stack.url)
+            _work(stack.url, http)
             ends = 'omni_jobs_stage_ended_total{stage="second", result="completed"}'
             _wait_for(http, f"rate({ends}[30s]) > 0 and on() (sum(omni_jobs_stage_workers) == 2)")
             yield http
@@ -81,15 +81,16 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Clie
             process.wait()
 
 
-def _work(url: str) -> None:
+def _work(url: str, prometheus: httpx2.Client) -> None:
     """Jobs, and others of a model that there is not, one after the other, because a rate is of two scrapes."""
     body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
     with httpx2.Client(base_url=url, trust_env=False, timeout=WITHIN_S) as http:
-        for _ in range(2):
+        for number in (1, 2):
             answer = http.post("/v1/jobs", json=body, headers={"Prefer": "wait=20"})
             assert answer.json()["status"] == "completed"
             assert http.post("/v1/jobs", json={**body, "model": "no"}).status_code == 404
-            time.sleep(2)  # two scrapes
+            _wait_for(prometheus, f'omni_jobs_http_answers_total{{status="404"}} == {number}')
+            _wait_for(prometheus, f'omni_jobs_stage_ended_total{{stage="second", result="completed"}} == {number}')
 
 
 def _wait_for(http: httpx2.Client, expression: str) -> None:
