@@ -71,7 +71,6 @@ def _read(visit: Visit, span: Period) -> Mapping[str, Any]:
         "has_more": len(kinds) > _MOST,
         "most": _MOST,
         "span_word": span,
-        "step_s": step_s,
         "width": _BARS * 4,
         "height": BAR_HEIGHT,
     }

@@ -100,6 +100,8 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
     services, caller = visit.services, visit.caller
     with short_switch_interval():
         counts = services.jobs.counts(None if caller.operates else caller.sees)
+        # The number of jobs leads to their list, which has the caller's own.
+        own = services.jobs.counts(caller.sees) if caller.operates and caller.sees is not None else counts
         workers = list(services.jobs.workers())
         loads = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
         newest = services.jobs.list(JobFilter(tenant=caller.sees), limit=_SEEN_FOR_WAITS, brief=True).jobs
@@ -113,7 +115,7 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
         without_worker = [box.load for each in pipelines for box in each.boxes if box.trouble == _NO_WORKER]
         needs = needs_of(services, caller, now, workers, without_worker)
     return {
-        "jobs": counts.jobs,
+        "jobs": own.jobs,
         "needs": needs,
         "busy": [each for each in pipelines if not each.is_quiet],
         "quiet": [each for each in pipelines if each.is_quiet],

@@ -42,13 +42,18 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, error: OmniJobsError) -> Response:
     """Return the page that says an error."""
-    if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
+    log_fault(request, error)
     shape = shape_of(error)
     html = rendered("error.html", **frame_of(request), page="error", title=f"{error.http_status}", error=shape)
     headers = {**headers_of(error), **PAGE_HEADERS}
     headers.pop("WWW-Authenticate", None)
     return Response(html.encode("utf-8", "replace"), error.http_status, headers, media_type="text/html")
+
+
+def log_fault(request: Request, error: OmniJobsError) -> None:
+    """Log an error if it is the server's own, because the page that says it is seen by its visitor alone."""
+    if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s: %s", request.method, quote(request.url.path), error)
 
 
 def _to_sign_in(request: Request, error: Unauthenticated) -> Response:

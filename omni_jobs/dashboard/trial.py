@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from omni_jobs.api.asked_job import asked_job
 from omni_jobs.dashboard.fragments import Fragment
-from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.page_route import PageRoute, log_fault
 from omni_jobs.dashboard.shown_job import shown_job
 from omni_jobs.dashboard.trial_form import TrialForm
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
@@ -68,10 +68,11 @@ async def submit_trial(visit: Acts, request: Request) -> Response:
         max_text_bytes=settings.max_text_bytes,
     )
     pipeline = visit.services.pipelines.named(form.only_text("model") or "")
-    trial = TrialForm.of(pipeline)
+    trial = await visit.services.list_threads.run(visit.caller.sees, partial(TrialForm.of, pipeline))
     try:
         job_id, problems = await _submitted(visit, trial, form)
     except OmniJobsError as error:
+        log_fault(request, error)
         problems = {trial.place_of(error.field, form): shape_of(error)["message"]}
         return await _page(visit, pipeline.name, form=form, problems=problems, status=error.http_status)
     if job_id is None:

@@ -113,7 +113,7 @@ def _visit(scope: Scope) -> Any:
 
 
 def check_page(request: Request) -> None:
-    """Raise ForeignOrigin unless a page of ours sends this form. ``KnownPages`` has compared its origin, if any."""
+    """Raise ForeignOrigin unless a form says where it comes from. ``KnownPages`` has refused those of other pages."""
     if "sec-fetch-site" not in request.headers and "origin" not in request.headers:
         raise ForeignOrigin("a form of the dashboard names the page that sends it", field="Origin")
 
@@ -123,4 +123,4 @@ Looks = Annotated[Visit, _visit(Scope.READ)]
 Acts = Annotated[Visit, _visit(Scope.SUBMIT)]
 """The visit of somebody who changes jobs."""
 Operates = Annotated[Visit, _visit(Scope.ADMIN)]
-"""The visit of an operator."""
+"""The visit of a key with the scope admin: it acts on the whole server, and sees the tenants that ``sees`` says."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from omni_jobs.api import many_jobs
 from omni_jobs.settings import Settings
@@ -58,3 +58,30 @@ def test_an_action_on_many_jobs_outlives_the_server(
                 timeout=LATE_MS
             )
             assert {str(api.services.jobs.get(each).status) for each in jobs} == {"cancelled"}
+
+
+def test_an_action_on_many_jobs_waits_for_a_busy_server_and_for_a_key(
+    settings: Settings, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_jobs, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "_LONGEST_S", 0.0)
+    refusals = [429, 401]
+
+    def answer(route: Route) -> None:
+        if route.request.is_navigation_request() or not refusals:
+            route.continue_()
+        else:
+            route.fulfill(status=refusals.pop(0), body="no")
+
+    with browser.new_context() as context, serve(settings) as api:
+        page = context.new_page()
+        jobs = [Hands(api).submitted() for _ in range(6)]
+        page.goto(f"http://localhost:{api.port}/jobs?pipeline=echo")
+        page.route("**/jobs/actions/run", answer)
+        page.locator("#of").select_option("matching")
+        page.get_by_role("button", name="Cancel…").click()
+        page.get_by_role("button", name="Cancel 6 jobs").click()
+        for why in ("asked too often", "sign in in another tab"):
+            expect(page.get_by_text(why)).to_be_visible()
+        expect(page.get_by_role("heading", name="6 jobs cancelled", exact=True)).to_be_visible(timeout=LATE_MS)
+        assert {str(api.services.jobs.get(each).status) for each in jobs} == {"cancelled"}

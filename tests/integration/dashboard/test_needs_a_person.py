@@ -99,3 +99,19 @@ def test_a_rescuer_that_has_stopped_needs_one(api: ApiServer) -> None:
     with api.services.db.begin() as tx:
         tx.execute(text("UPDATE samplings SET at = at - 60"))
     assert re.search(r"nobody has sampled the stages for 1 min \d+ s,", api.http.get("/").text)
+
+
+def test_the_numbers_of_jobs_are_those_of_the_lists_to_which_they_lead(settings: Settings) -> None:
+    database = Database(settings.resolved_database_url)
+    for tenant in ("acme", "globex"):
+        Tenants(database).create(tenant)
+    own, other = (ApiKeys(database).create(tenant, ["admin"]) for tenant in ("acme", "globex"))
+    database.close()
+    with serve(settings.model_copy(update={"auth": "keys"})) as api:
+        api.http.post("/v1/jobs", json=ECHO, headers={"Authorization": f"Bearer {other.key}"})
+        pages = [
+            api.http.get("/fragments/overview", headers={"Authorization": f"Bearer {key.key}"}).text
+            for key in (own, other)
+        ]
+    tile = re.compile(r'href="/jobs\?status=queued"><b>(\d+)')
+    assert [tile.findall(page) for page in pages] == [["0"], ["1"]]

@@ -37,7 +37,7 @@ document.addEventListener("htmx:error", (event) => {
 });
 document.addEventListener("htmx:after:request", (event) => {
   const part = partOf(event);
-  if (part) end(part, event.detail.ctx.response.status >= 500);
+  if (part) end(part, event.detail.ctx.response.status >= 400);  // a refused poll changes nothing on the page
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return;
