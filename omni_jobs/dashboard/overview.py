@@ -14,6 +14,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.needs_a_person import needs_of
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
+from omni_jobs.dashboard.troubles import NO_WORKER, trouble_of, wait_reasons
 from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
@@ -25,7 +26,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _NEWEST: Final = 12
 RATED_S: Final = 70.0
 """The time of a stage's rate: six samples of ten seconds, and the one that goes on."""
-_SEEN_FOR_WAITS: Final = 60  # of the newest jobs: why they wait tells why a stage stands still
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,15 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
         own = services.jobs.counts(caller.sees) if caller.operates and caller.sees is not None else counts
         workers = list(services.jobs.workers())
         loads = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
-        newest = services.jobs.list(JobFilter(tenant=caller.sees), limit=_SEEN_FOR_WAITS, brief=True).jobs
+        reasons = wait_reasons(services, caller.sees)
         now = datetime.now(UTC)
         until = now.timestamp()
         # What all stages do tells of other tenants' jobs.
         samples = services.jobs.stage_samples(FINE_S, until - RATED_S, until) if caller.operates else []
         rates = rates_of(samples)
         height = RATED_HEIGHT if rates else BOX_HEIGHT
-        pipelines = _drawings(visit, loads, newest, rates, height)
-        without_worker = [box.load for each in pipelines for box in each.boxes if box.trouble == _NO_WORKER]
+        pipelines = _drawings(visit, loads, reasons, rates, height)
+        without_worker = [box.load for each in pipelines for box in each.boxes if box.trouble == NO_WORKER]
         needs = needs_of(services, caller, now, workers, without_worker)
     return {
         "jobs": own.jobs,
@@ -141,13 +141,12 @@ def _read_newest(visit: Visit) -> Mapping[str, Any]:
 def _drawings(
     visit: Visit,
     loads: Sequence[StageLoad],
-    newest: Sequence[JobView],
+    reasons: Mapping[tuple[str, str], str],
     rates: Mapping[StageName, Rate],
     box_height: int,
 ) -> list[PipelineDrawing]:
     """Return the pipelines: those in trouble first, then those with work, then those with workers."""
     served = visit.services.pipelines
-    waits = {(job.pipeline, job.waiting.stage): job.waiting.reason for job in newest if job.waiting is not None}
     of_pipelines: dict[str, list[StageLoad]] = {}
     for load in loads:
         of_pipelines.setdefault(load.pipeline, []).append(load)
@@ -162,7 +161,7 @@ def _drawings(
                 load,
                 box.x,
                 box.y,
-                trouble_of(load, waits.get((name, box.stage)), is_served=name in served),
+                trouble_of(load, reasons.get((name, box.stage)), is_served=name in served),
                 rates.get(StageName(name, box.stage)),
             )
             for box in drawing.boxes
@@ -170,29 +169,6 @@ def _drawings(
         ]
         pipelines.append(PipelineDrawing(name, drawing, boxes))
     return sorted(pipelines, key=lambda each: (not each.has_trouble, not any(each.work), each.is_quiet, each.name))
-
-
-_NO_WORKER: Final = "no worker"
-_OF_WAITS: Final = {
-    "no_worker": "no worker has this pipeline's file",
-    "loading_model": "its workers load the model",
-    "quota": "a tenant is at its limit",
-    "retry_backoff": "waits before another try",
-}
-
-
-def trouble_of(load: StageLoad, reason: str | None, *, is_served: bool = True) -> str | None:
-    """Return why a stage stands still, or part of it does; None: nothing does.
-
-    ``reason``: why one of the newest jobs waits there, as in ``WaitingView``.
-    """
-    if load.paused:
-        return "paused"
-    if load.queued and not load.workers:
-        return "loads the model" if reason == "loading_model" else _NO_WORKER
-    if load.queued and reason in _OF_WAITS:
-        return _OF_WAITS[reason]
-    return None if is_served or not load.queued + load.running + load.pending else "not served here"
 
 
 def _short(job: JobView) -> JobView:

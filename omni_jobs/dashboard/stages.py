@@ -12,9 +12,10 @@ from fastapi import APIRouter, Response
 from omni_jobs.api.stage_loads import stage_loads
 from omni_jobs.api.stage_pauses import set_paused
 from omni_jobs.dashboard.fragments import Fragment
-from omni_jobs.dashboard.overview import RATED_S, trouble_of
+from omni_jobs.dashboard.overview import RATED_S
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
+from omni_jobs.dashboard.troubles import trouble_of, wait_reasons
 from omni_jobs.dashboard.visit import Looks, Operates, Visit
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.jobs import FINE_S, StageName
@@ -76,6 +77,7 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         counts = services.jobs.counts(None if operates else visit.caller.sees)
         paused = services.jobs.paused_stages()
         loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused)
+        reasons = wait_reasons(services, visit.caller.sees)
         calibrations = services.jobs.calibrations() if operates else []
         until = datetime.now(UTC).timestamp()
         # What all stages do tells of other tenants' jobs.
@@ -88,7 +90,7 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         place = (load.pipeline, load.stage)
         paused_at = None if place not in paused else datetime.fromtimestamp(paused[place], UTC)
         config = None if served is None else served.stages.get(load.stage)
-        trouble = trouble_of(load, None, is_served=served is not None)
+        trouble = trouble_of(load, reasons.get(place), is_served=served is not None)
         line = ShownStage(load, config, paused_at, trouble, estimates.get(place), rates.get(StageName(*place)))
         of_pipelines.setdefault(load.pipeline, []).append(line)
     pipelines = [PipelineStages(name, services.pipelines.get(name), its) for name, its in of_pipelines.items()]

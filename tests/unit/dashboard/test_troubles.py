@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_jobs.dashboard.overview import trouble_of
+from omni_jobs.dashboard.troubles import trouble_of
 from omni_jobs.views import StageLoad
 
 LOAD = StageLoad(pipeline="echo", stage="first", pending=0, queued=0, running=0, workers=1, slots=8, paused=False)
@@ -17,7 +17,7 @@ LOAD = StageLoad(pipeline="echo", stage="first", pending=0, queued=0, running=0,
         ({"paused": True}, None, "paused"),
         ({"queued": 3, "workers": 0}, None, "no worker"),
         ({"queued": 0, "workers": 0}, None, None),
-        ({"queued": 3, "workers": 0}, "loading_model", "loads the model"),
+        ({"queued": 3, "workers": 0}, "loading_model", "its workers load the model"),
         ({"queued": 3}, "no_worker", "no worker has this pipeline's file"),
         ({"queued": 3}, "quota", "a tenant is at its limit"),
         ({"queued": 0}, "quota", None),
