@@ -46,18 +46,21 @@ def top(
     parts = tuple(options.TopPart) if part is None else (part,)
     screen = console()
     with connect(url) as client:
-        if once or not (as_json or screen.is_terminal):
-            show(client.status(), as_json, lambda status: TopScreen(status, parts))
-        elif as_json:
-            _print_for_ever(client, every)
+        if as_json:
+            _print(client, None if once else every)
+        elif once or not screen.is_terminal:
+            show(client.status(), False, lambda status: TopScreen(status, parts))
         else:
             _show_until_quit(client, every, screen, parts)
 
 
-def _print_for_ever(client: Client, every: float) -> None:
+def _print(client: Client, every: float | None) -> None:
+    """Print a line of JSON every so many seconds; once, if None."""
     while True:
         say_json(client.status().model_dump_json())
         sys.stdout.flush()
+        if every is None:
+            return
         time.sleep(every)
 
 

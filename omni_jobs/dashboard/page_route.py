@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from omni_jobs.dashboard.templates import rendered
 from omni_jobs.dashboard.visit import PAGE_HEADERS, frame_of, moved
 from omni_jobs.errors import OmniJobsError, Unauthenticated
-from omni_jobs.http.error_answers import headers_of, invalid_parameter, shape_of
+from omni_jobs.http.error_answers import headers_of, invalid_parameter, note_code, shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, error: OmniJobsError) -> Response:
     """Return the page that says an error."""
-    log_fault(request, error)
+    note_error(request, error)
     shape = shape_of(error)
     html = rendered("error.html", **frame_of(request), page="error", title=f"{error.http_status}", error=shape)
     headers = {**headers_of(error), **PAGE_HEADERS}
@@ -50,8 +50,9 @@ def error_page(request: Request, error: OmniJobsError) -> Response:
     return Response(html.encode("utf-8", "replace"), error.http_status, headers, media_type="text/html")
 
 
-def log_fault(request: Request, error: OmniJobsError) -> None:
-    """Log an error if it is the server's own, because the page that says it is seen by its visitor alone."""
+def note_error(request: Request, error: OmniJobsError) -> None:
+    """Note the error that a page says: its code for the metrics, and in the log if it is the server's own."""
+    note_code(request.scope, error.code)
     if error.http_status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s: %s", request.method, quote(request.url.path), error)
 

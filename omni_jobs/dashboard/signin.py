@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.api.session_cookie import drop_session, keep_session, session_of
-from omni_jobs.dashboard.page_route import PageRoute, log_fault
+from omni_jobs.dashboard.page_route import PageRoute, note_error
 from omni_jobs.dashboard.templates import rendered
 from omni_jobs.dashboard.visit import PAGE_HEADERS, check_page, frame_of, moved
 from omni_jobs.errors import InvalidRequest, MissingScope, OmniJobsError
@@ -42,7 +42,7 @@ async def sign_in(request: Request, services: ServicesDep) -> Response:
     try:
         session_id = await _begun(request, services, (form.only_text("key") or "").strip())
     except OmniJobsError as error:
-        log_fault(request, error)
+        note_error(request, error)
         return _form(request, to, error)
     answer = moved(services.settings.root_path, to)
     keep_session(answer, session_id, request, services.transport)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from omni_jobs.api.asked_job import asked_job
 from omni_jobs.dashboard.fragments import Fragment
-from omni_jobs.dashboard.page_route import PageRoute, log_fault
+from omni_jobs.dashboard.page_route import PageRoute, note_error
 from omni_jobs.dashboard.shown_job import shown_job
 from omni_jobs.dashboard.trial_form import TrialForm
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
@@ -72,7 +72,7 @@ async def submit_trial(visit: Acts, request: Request) -> Response:
     try:
         job_id, problems = await _submitted(visit, trial, form)
     except OmniJobsError as error:
-        log_fault(request, error)
+        note_error(request, error)
         problems = {trial.place_of(error.field, form): shape_of(error)["message"]}
         return await _page(visit, pipeline.name, form=form, problems=problems, status=error.http_status)
     if job_id is None:

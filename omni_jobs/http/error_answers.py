@@ -121,8 +121,13 @@ class ErrorAnswer(Response):
         self._code = code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["error_code"] = self._code
+        note_code(scope, self._code)
         await super().__call__(scope, receive, send)
+
+
+def note_code(scope: Scope, code: str) -> None:
+    """Note the code of the error that a request is answered with."""
+    scope.setdefault("state", {})["error_code"] = code
 
 
 def code_of(scope: Scope) -> str:

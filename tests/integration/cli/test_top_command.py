@@ -53,6 +53,7 @@ def test_a_pipe_gets_one_screen_of_stages_workers_and_jobs(api: ApiServer) -> No
 def test_json_is_the_answer_of_the_server(api: ApiServer) -> None:
     job_id = submit(api)
     found = run(api, "--once", "--json")
+    assert found.stdout.count("\n") == 1
     assert [job.id for job in Status.model_validate(json.loads(found.stdout)).recent] == [job_id]
 
 

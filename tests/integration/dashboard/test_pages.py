@@ -103,3 +103,10 @@ def test_a_fragment_of_one_tenant_is_no_others(settings: Settings, keys: ApiKeys
         job = api.http.post("/v1/jobs", json=echo, headers=of["acme"]).json()["id"]
         pages = {name: api.http.get("/fragments/newest", headers=of[name]).text for name in of}
     assert (job in pages["acme"], job in pages["globex"]) == (True, False)
+
+
+def test_the_examples_of_the_filters_are_ones_that_the_server_takes(api: ApiServer) -> None:
+    html = api.http.get("/jobs").text
+    examples = dict(re.findall(r'name="(created_\w+)"[^>]*placeholder="([^"]+)"', html))
+    assert set(examples) == {"created_after", "created_before"}
+    assert api.http.get("/jobs", params=examples).status_code == 200

@@ -1,5 +1,6 @@
 """``/metrics`` of each process of a whole stack: it tells what happened, and of nobody to whom."""
 
+import math
 import re
 import socket
 import time
@@ -77,11 +78,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
                     answer = scraper.get(f"http://127.0.0.1:{port + number}/metrics")
                     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
                     texts[name] = answer.text
-                ends = [
-                    values(texts[stage]).get(f"omni_jobs_stage_ended_total{_of(stage, 'completed')}")
-                    for stage in STAGES
-                ]
-                if ends == [1, 1]:
+                shown = {stage: values(texts[stage]) for stage in STAGES}
+                ends = [shown[stage].get(f"omni_jobs_stage_ended_total{_of(stage, 'completed')}") for stage in STAGES]
+                ages = (series[f"omni_jobs_stage_lease_age_seconds{_at(stage)}"] for stage, series in shown.items())
+                if ends == [1, 1] and not any(map(math.isnan, ages)):  # each has renewed its lease
                     break
         recorded = recorded_ends(Database(stack.settings.resolved_database_url))
         yield {**texts, "ids": " ".join(ids), **recorded}
@@ -96,6 +96,10 @@ def recorded_ends(database: Database) -> dict[str, str]:
             if ends == ROWS or time.monotonic() > deadline:
                 return {name: str(ended) for name, ended in ends.items()}
             time.sleep(0.1)
+
+
+def _at(stage: str) -> str:
+    return f'{{pipeline="echo",stage="{stage}"}}'
 
 
 def _of(stage: str, result: str) -> str:
@@ -187,6 +191,12 @@ def test_what_a_connection_refuses_by_itself_counts_once(api: ApiServer, sent: b
     shown = values(api.http.get("/metrics").text).items()
     errors = {name: number for name, number in shown if "http_answers" in name and 'code=""' not in name}
     assert errors == {f"omni_jobs_http_answers_total{answered}": 1}
+
+
+def test_an_error_that_a_page_says_is_counted_with_its_code(api: ApiServer) -> None:
+    assert api.http.get("/jobs?status=odd").status_code == 422
+    counted = values(api.http.get("/metrics").text)
+    assert counted['omni_jobs_http_answers_total{code="invalid_request",status="422"}'] == 1
 
 
 def test_a_database_that_is_away_is_counted(api: ApiServer, tmp_path: Path) -> None:
