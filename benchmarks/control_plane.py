@@ -114,24 +114,24 @@ def ours(kind: str) -> Iterator[Side]:
 
 
 def _through(jobs: Jobs, broker: Broker, db: Database, settings: Settings, count: int) -> float:
-    new = _new_jobs(settings, count)
-    _freeze()
+    new = new_jobs(settings, count)
+    freeze()
     begin = time.perf_counter()
     for start in range(0, count, _AT_ONCE):
         answers = jobs.submit_all(new[start : start + _AT_ONCE])
         broker.ring({queue for answer in answers if isinstance(answer, SubmitResult) for queue in answer.queues})
-    _wait_until(lambda: _is_done(db, new[-1].job_id))
+    wait_until(lambda: is_done(db, new[-1].job_id))
     return time.perf_counter() - begin
 
 
-def _new_jobs(settings: Settings, count: int) -> list[NewJob]:
+def new_jobs(settings: Settings, count: int) -> list[NewJob]:
     pipelines = load_pipelines(settings.resolved_stage_configs)
     body = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
     admitted = admit(parse(body, settings), pipelines, settings)
     return [replace(admitted, job_id=new_job_id()) for _ in range(count)]
 
 
-def _is_done(db: Database, last: str) -> bool:
+def is_done(db: Database, last: str) -> bool:
     """Whether every job has ended. All are looked at when the last one has: the look would slow them down."""
 
     def look(tx: Connection) -> bool:
@@ -163,10 +163,10 @@ def peer(name: str, broker: str) -> Iterator[Side]:
 def _through_peer(module: ModuleType, broker: str, count: int) -> float:
     with redis.Redis.from_url(broker) as client:
         client.set(module.DONE, 0)
-        _freeze()
+        freeze()
         begin = time.perf_counter()
         module.submit(count)
-        _wait_until(lambda: int(client.get(module.DONE) or 0) >= count)
+        wait_until(lambda: int(client.get(module.DONE) or 0) >= count)
         return time.perf_counter() - begin
 
 
@@ -180,14 +180,14 @@ def _valkey() -> Iterator[str]:
             server.stop()
 
 
-def _freeze() -> None:
+def freeze() -> None:
     """The collector is to look at what a side makes, not at what was there before, as in the API and the workers."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
-def _wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _LIMIT_S
     while not holds():
         if time.monotonic() > deadline:

@@ -77,7 +77,7 @@ class System:
         self._host, self._port = where.hostname or "", where.port or 0
         self._sql = psycopg.connect(stack.settings.resolved_database_url, autocommit=True)
         self._redis = redis.Redis.from_url(stack.settings.broker_url.get_secret_value())
-        self._server = _parent_of(self._sql.info.backend_pid)
+        self._server = parent_of(self._sql.info.backend_pid)
 
     def load(self, jobs: int) -> int:
         """So many at once, to the end of the last one."""
@@ -115,8 +115,8 @@ class System:
         return costs
 
     def _totals(self) -> Totals:
-        cpu_s = {child.name: _cpu_s(child.pid or 0) for child in self._stack.children()}
-        cpu_s["PostgreSQL"] = sum(_cpu_s(pid) for pid in _with_children(self._server))
+        cpu_s = {child.name: cpu_s_with_ended(child.pid or 0) for child in self._stack.children()}
+        cpu_s["PostgreSQL"] = sum(cpu_s_with_ended(pid) for pid in with_children(self._server))
         return Totals(
             cpu_s=cpu_s,
             transactions=self._one("SELECT sum(xact_commit) FROM pg_stat_database"),
@@ -138,21 +138,21 @@ def _figures(load: str, costs: dict[str, float]) -> Iterator[Figure]:
         yield figure(f"{load}: {name}", unit, [cost])
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s_with_ended(pid: int) -> float:
     """User and system time of a process, and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
-def _with_children(parent: int) -> Iterator[int]:
+def with_children(parent: int) -> Iterator[int]:
     yield parent
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if _parent_of(int(stat.parent.name)) == parent:
+            if parent_of(int(stat.parent.name)) == parent:
                 yield int(stat.parent.name)
         except FileNotFoundError:
             continue  # ended meanwhile

@@ -4,27 +4,31 @@
 
 ``benchmarks.history`` fills the database: 100 tenants, about 1,000 kinds of errors, samples of 30 days. Each page is
 asked for in turn with all others, so that none is answered with what was rendered for the request before; but charts
-are, which are kept for ten seconds to a minute. A tab asks for its page's fragment every 2 s, as its browser does, with
-the ETag of what it has. An open job has its event stream as well, and asks for its fragment whenever the stream tells
-something, which here is nothing.
+are, which are kept for ten seconds to a minute. A tab asks for its page's fragments every 2 s, as its browser does,
+with the ETags of what it has. An open job has its event stream as well, and asks for its fragment whenever the stream
+tells something, which here is nothing.
 """
 
 import argparse
 import asyncio
+import math
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx2
+import psycopg
 from rich.progress import track
 
 from benchmarks.figures import Figure, figure, report
 from benchmarks.history import fill
 from benchmarks.processor_time import cpu_s
 from benchmarks.services import DATABASES, database
+from omni_jobs.dashboard.fragments import POLLED_S
 from omni_jobs.dashboard.navigation import NAVIGATION
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import JobFilter, Jobs
@@ -34,8 +38,11 @@ from omni_jobs.states import JobState
 
 _TENANT = "tenant-07"
 _TENANT_HEADER = "X-Tenant"
-_RENDERED_S = 1.1  # how long what was rendered is kept, and a little
+_RENDERED_S = POLLED_S + 0.1  # how long what was rendered is kept, and a little
 _TAB_S = 2.0
+_LOOK_S = 10.0  # after which the page of an open job is drawn anew
+_Tab = Callable[..., Coroutine[None, None, None]]
+"""Is open ``at`` so many seconds from now on, until it is cancelled."""
 _LISTS = (
     "/jobs?status=failed",
     "/jobs?status=queued",
@@ -43,9 +50,26 @@ _LISTS = (
     "/jobs?error_code=model_error",
     "/jobs?metadata=app%3Dapp-3",
     "/jobs?status=completed&metadata=app%3Dapp-3&pipeline=echo",
+    "/jobs?status=queued&metadata=app%3Dapp-3",
+    "/jobs?metadata=app%3Dapp-3&pipeline=none",
+    "/jobs?stage=second&error_code=model_error",
     "/jobs?created_before={middle}",
 )
-_OPERATORS = (f"/jobs?tenant={_TENANT}", f"/jobs?tenant={_TENANT}&status=failed", "/?over=day", "/?over=month")
+_SPANS = ("/errors?over=hour", "/errors?over=month")
+_TABS = (
+    ("/fragments/overview", "/fragments/newest"),
+    ("/fragments/jobs",),
+    ("/fragments/jobs?status=failed",),
+)
+_OPERATORS = (
+    f"/jobs?tenant={_TENANT}",
+    f"/jobs?tenant={_TENANT}&status=failed",
+    "/?over=day",
+    "/?over=month",
+    f"/tenants/{_TENANT}",
+    f"/audit?target={_TENANT}",
+    "/audit?before={act}",
+)
 
 
 def main() -> None:
@@ -70,9 +94,14 @@ def _of(kind: str, asked: argparse.Namespace) -> Iterator[Figure]:
         with closing(Database(settings.resolved_database_url)) as db:
             db.migrate()
             fill(db, settings, asked.jobs)
-            paths = _paths(Jobs(db))
+            jobs = Jobs(db)
+            paths = _paths(jobs)
+            old = jobs.acts(before=(time.time() - 15 * 86_400, "act-"), at_most=1)[0]
+            if url is not None:
+                _vacuum(url)
+            of_operators = [path.format(act=f"{old.at!r},{old.id}") for path in _OPERATORS]
         with EmbeddedStack(settings, pipelines=[]) as stack, httpx2.Client(base_url=stack.url, trust_env=False) as http:
-            yield from _pages(f"{kind}, operator", http, [*paths, *_OPERATORS], asked.runs)
+            yield from _pages(f"{kind}, operator", http, [*paths, *of_operators], asked.runs)
             api = next(child.pid or 0 for child in stack.children() if child.name == "api")
             yield from _tabs(kind, stack.url, api, asked)
         behind_a_proxy = settings.model_copy(update={"auth": "proxy", "tenant_header": _TENANT_HEADER})
@@ -84,6 +113,12 @@ def _of(kind: str, asked: argparse.Namespace) -> Iterator[Figure]:
             yield from _pages(f"{kind}, a tenant", http, paths, asked.runs)
 
 
+def _vacuum(url: str) -> None:
+    """Do what PostgreSQL has done of itself in the thirty days, and would begin to do beside the first pages."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+
+
 def _paths(jobs: Jobs) -> list[str]:
     """The paths of pages: all in the navigation, lists by filters, and jobs as they end, of a tenant."""
     of_states = [jobs.list(JobFilter(states=frozenset([state]), tenant=_TENANT), limit=1).jobs for state in JobState]
@@ -92,7 +127,7 @@ def _paths(jobs: Jobs) -> list[str]:
     middle = jobs.list(JobFilter(states=frozenset([JobState.FAILED])), limit=100).jobs[-1].created_at
     lists = [path.format(middle=f"{middle:%Y-%m-%dT%H:%M:%SZ}") for path in _LISTS]
     older = [f"/jobs?cursor={page.next_cursor}"]
-    return [*(entry.path for entry in NAVIGATION), *lists, *older, *(f"/jobs/{job_id}" for job_id in ids)]
+    return [*(entry.path for entry in NAVIGATION), *_SPANS, *lists, *older, *(f"/jobs/{job_id}" for job_id in ids)]
 
 
 def _pages(whose: str, http: httpx2.Client, paths: Sequence[str], runs: int) -> Iterator[Figure]:
@@ -107,7 +142,7 @@ def _pages(whose: str, http: httpx2.Client, paths: Sequence[str], runs: int) -> 
             name = "/jobs/{id}" if path.startswith("/jobs/") else path
             took[name].append(1000 * (time.perf_counter() - asked))
     for name, each in took.items():
-        yield figure(f"{whose}: {name}, p95", "ms", [sorted(each)[int(0.95 * len(each))]], at_most=300)
+        yield figure(f"{whose}: {name}, p95", "ms", [sorted(each)[math.ceil(0.95 * len(each)) - 1]], at_most=300)
 
 
 def _is_shown(http: httpx2.Client, path: str) -> bool:
@@ -124,21 +159,17 @@ def _is_shown(http: httpx2.Client, path: str) -> bool:
 def _tabs(kind: str, url: str, api: int, asked: argparse.Namespace) -> Iterator[Figure]:
     with httpx2.Client(base_url=url, trust_env=False) as http:
         waiting = [each["id"] for each in http.get("/v1/jobs", params={"status": "queued", "limit": 50}).json()["jobs"]]
-    lists = ["/fragments/overview", "/fragments/jobs", "/fragments/jobs?status=failed"]
-    tabs = [(lists[number % len(lists)], None) for number in range(asked.tabs)]
-    jobs = [(f"/fragments/jobs/{job_id}", f"/v1/jobs/{job_id}/events") for job_id in waiting[: asked.tabs]]
-    for name, opened, most in (("tabs", tabs, 5), ("open jobs", jobs, 10)):
-        shares = asyncio.run(_cost(url, api, opened, asked.seconds, 1 if asked.quick else 5))
-        yield figure(f"{kind}: {len(opened)} {name}, of a core", "%", shares, at_most=most)
+    lists = [partial(_poll, paths=_TABS[number % len(_TABS)]) for number in range(asked.tabs)]
+    jobs = [partial(_follow, job_id=job_id) for job_id in waiting[: asked.tabs]]
+    for name, tabs, most in (("tabs", lists, 5), ("open jobs", jobs, 10)):
+        shares = asyncio.run(_cost(url, api, tabs, asked.seconds, 1 if asked.quick else 5))
+        yield figure(f"{kind}: {len(tabs)} {name}, of a core", "%", shares, at_most=most)
 
 
-async def _cost(url: str, api: int, opened: Sequence[tuple[str, str | None]], seconds: float, runs: int) -> list[float]:
+async def _cost(url: str, api: int, tabs: Sequence[_Tab], seconds: float, runs: int) -> list[float]:
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(base_url=url, trust_env=False, limits=limits, timeout=30) as http:
-        tasks = [
-            asyncio.create_task(_open(http, *tab, at=number * _TAB_S / len(opened)))
-            for number, tab in enumerate(opened)
-        ]
+        tasks = [asyncio.create_task(tab(http, at=number * _TAB_S / len(tabs))) for number, tab in enumerate(tabs)]
         await asyncio.sleep(2 * _TAB_S)
         shares = []
         for _ in range(runs):
@@ -153,20 +184,38 @@ async def _cost(url: str, api: int, opened: Sequence[tuple[str, str | None]], se
     return shares
 
 
-async def _open(http: httpx2.AsyncClient, path: str, events: str | None, at: float) -> None:
+async def _poll(http: httpx2.AsyncClient, at: float, paths: Sequence[str]) -> None:
+    """Ask for fragments as a page does that is open from then on."""
     await asyncio.sleep(at)
-    if events is not None:
-        (await http.get(path)).raise_for_status()
-        async with http.stream("GET", events, headers={"Accept": "text/event-stream"}, timeout=None) as stream:
-            async for _ in stream.aiter_raw():
-                pass
-        raise SystemExit(f"{events} ended")
-    etag = ""
+    etags = dict.fromkeys(paths, "")
     while True:
-        answer = await http.get(path, headers={"If-None-Match": etag})
-        if answer.status_code != httpx2.codes.NOT_MODIFIED:
-            etag = answer.raise_for_status().headers["etag"]
+        for path, etag in etags.items():
+            answer = await http.get(path, headers={"If-None-Match": etag})
+            if answer.status_code != httpx2.codes.NOT_MODIFIED:
+                etags[path] = answer.raise_for_status().headers["etag"]
         await asyncio.sleep(_TAB_S)
+
+
+async def _follow(http: httpx2.AsyncClient, at: float, job_id: str) -> None:
+    """Listen to a job's events and draw it anew, as its page does that is open from then on."""
+    await asyncio.sleep(at)
+    async with asyncio.TaskGroup() as parts:
+        parts.create_task(_listen(http, job_id))
+        parts.create_task(_draw(http, job_id))
+
+
+async def _draw(http: httpx2.AsyncClient, job_id: str) -> None:
+    while True:
+        (await http.get(f"/fragments/jobs/{job_id}")).raise_for_status()
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _listen(http: httpx2.AsyncClient, job_id: str) -> None:
+    events = f"/v1/jobs/{job_id}/events"
+    async with http.stream("GET", events, headers={"Accept": "text/event-stream"}, timeout=None) as stream:
+        async for _ in stream.aiter_raw():
+            pass
+    raise SystemExit(f"{events} ended")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from benchmarks.echo import LEASE_S, complete, worker
 from omni_jobs.database.database import Database
-from omni_jobs.database.seen_tables import StageSampleRow
+from omni_jobs.database.seen_tables import AuditRow, StageSampleRow
 from omni_jobs.database.tables import AttemptErrorRow, Base, EventRow, JobLabelRow, JobRow, StageRunRow
 from omni_jobs.errors import ModelError
 from omni_jobs.jobs import COARSE_S, FINE_S, LONG_S, Claim, Failure, Jobs, NewJob, new_job_id
@@ -22,6 +22,7 @@ from omni_jobs.metrics.stage_stats import Histogram, StageStats
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
+from omni_jobs.tenants.tenant_store import Tenants
 
 __all__ = ["TENANTS", "fill"]
 
@@ -32,6 +33,7 @@ _FAIL, _CANCEL, _WAIT = 30, 10, 10  # of the patterns; the others complete
 _VARIANTS = 34  # of the kinds of errors of the patterns, among the copies: about 1,000 kinds
 _AT_ONCE = 100
 _LINES = 24  # of a job's message
+_ACTS = 100_000  # in the audit
 _STAGES = ("first", "second")
 _TABLES: Sequence[type[Base]] = (JobRow, StageRunRow, AttemptErrorRow, JobLabelRow, EventRow)
 _TIMES = {"created_at", "started_at", "finished_at", "queued_at", "at"}
@@ -39,7 +41,7 @@ _LATER_S = 3600.0  # than its jobs: nothing of the copies is pruned in this time
 
 
 def fill(db: Database, settings: Settings, count: int) -> None:
-    """Fill a migrated database with about ``count`` jobs of the pipeline echo, and with samples of its stages.
+    """Fill a migrated database with about ``count`` jobs of the pipeline echo, samples of its stages, tenants and acts.
 
     Of a hundred jobs 95 have completed, 3 have failed, 1 is cancelled, and 1 waits. A thousand are submitted, claimed
     and ended as ever. The others are their copies, of earlier times, which the database makes by itself.
@@ -55,6 +57,10 @@ def fill(db: Database, settings: Settings, count: int) -> None:
             for row in _TABLES:
                 its_copies.write(tx, row)
     _make_samples(db)
+    _make_acts(db)
+    tenants = Tenants(db)
+    for number in range(TENANTS):
+        tenants.create(_tenant(number))
     with db.begin() as tx:
         tx.execute(text("ANALYZE"))
 
@@ -81,11 +87,13 @@ def _make_patterns(jobs: Jobs, settings: Settings, count: int) -> None:
 
 def _new_jobs(admitted: NewJob, count: int) -> list[NewJob]:
     return [
-        replace(
-            admitted, job_id=new_job_id(), tenant=f"tenant-{number % TENANTS:02}", metadata={"app": f"app-{number % 7}"}
-        )
+        replace(admitted, job_id=new_job_id(), tenant=_tenant(number % TENANTS), metadata={"app": f"app-{number % 7}"})
         for number in range(count)
     ]
+
+
+def _tenant(number: int) -> str:
+    return f"tenant-{number:02}"
 
 
 def _submit(jobs: Jobs, new: Sequence[NewJob]) -> None:
@@ -173,3 +181,22 @@ def _sample(stage: str, step_s: int, at: int, pick: random.Random) -> Mapping[st
     standing = {"queued": pick.randrange(50), "running": pick.randrange(8), "pending": 0, "workers": 1, "loading": 0}
     row = {"step_s": step_s, "pipeline": "echo", "stage": stage, "at": at, "span_s": float(step_s), "slots": 8}
     return {**row, **standing, "stats": stats.to_json()}
+
+
+def _make_acts(db: Database) -> None:
+    """Write what was done to the jobs of all tenants in thirty days."""
+    now, step_s = time.time(), _DAYS * 86_400.0 / _ACTS
+    rows: list[Mapping[str, Any]] = [
+        {
+            "id": f"act-{number:016x}{number:016x}",
+            "at": now - number * step_s,
+            "actor": "anyone",
+            "action": ("cancel", "retry", "delete")[number % 3],
+            "target": new_job_id(),
+            "tenant": _tenant(number % TENANTS),
+            "details": {"jobs": 1},
+        }
+        for number in range(_ACTS)
+    ]
+    with db.begin() as tx:
+        tx.execute(insert(AuditRow), rows)

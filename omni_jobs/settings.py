@@ -62,7 +62,8 @@ class Settings(BaseSettings):
     download_url_s: Annotated[int, Field(ge=1, le=3600)] | None = None
     stage_configs: Path = Path("stage_configs")
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
-    # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint.
+    # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint. PIPELINE may be
+    # NAME@VERSION.
     models: dict[str, Path] = {}
     # Name → {url, key or key_file, ca_file} of an OpenAI-compatible server that remote stages may use.
     servers: dict[str, Server] = {}

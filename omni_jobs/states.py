@@ -1,4 +1,4 @@
-"""The states of jobs and of stage runs. Only :mod:`omni_jobs.jobs` changes a state."""
+"""The states of jobs, of stage runs and of actions on many jobs. Only :mod:`omni_jobs.jobs` changes a state."""
 
 from enum import StrEnum
 
@@ -34,6 +34,21 @@ class StageRunState(StrEnum):
     def is_final(self) -> bool:
         """True once the stage run has ended."""
         return self in _FINAL_STAGE_RUN
+
+
+class ActionState(StrEnum):
+    """The state of an action on the jobs that match a filter."""
+
+    COUNTING = "counting"  # the jobs that match are counted
+    RUNNING = "running"  # group after group of them is changed
+    DONE = "done"  # it has come to the last of them
+    STOPPED = "stopped"  # by somebody; what it has changed stays so
+    FAILED = "failed"  # it cannot go on; ``trouble`` says why
+
+    @property
+    def is_final(self) -> bool:
+        """True once nobody takes the action up any more."""
+        return self not in (ActionState.COUNTING, ActionState.RUNNING)
 
 
 _FINAL_JOB = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}

@@ -87,10 +87,12 @@ class OutputView(_View):
 
 
 class PipelineView(_View):
-    """A pipeline. A job's request names it in ``model``."""
+    """A version of a pipeline. A job's request names it in ``model``, by its label or as NAME@VERSION."""
 
     name: str
+    label: str  # its name, or NAME@VERSION beside a newer version
     version: str
+    digest: str | None  # of what decides a result, as `omni-jobs pipelines check` shows it; null: a plug-in is broken
     description: str
     accepts: list[str]
     modalities: list[str]
@@ -113,6 +115,11 @@ class AttemptErrorView(ErrorView):
     worker: str
     at: datetime
     started_at: datetime | None = None  # when the attempt began; null: an earlier version did not note it
+    # Seconds that it spent loading, running and storing; the last of them is where it failed. All null: its worker was
+    # lost, and nobody knows.
+    load_s: float | None = None
+    run_s: float | None = None
+    store_s: float | None = None
 
 
 class ProgressView(_View):
@@ -127,6 +134,10 @@ class ProgressView(_View):
     text: str | None = None  # the whole text so far; null for a stage that makes no text
     resumed_at: int | None = None  # where the attempt went on from a snapshot; null: it began anew
     picture: str | None = None  # the newest preview while the stage runs, a data URL; for jobs that asked for previews
+
+    def unit_of(self, count: int) -> str:
+        """Return the unit as it stands behind a number: "1 sentence", "2 sentences". A short one is an abbreviation."""
+        return self.unit.removesuffix("s") if count == 1 and len(self.unit) > 3 else self.unit
 
 
 class UsageView(_View):
@@ -143,6 +154,9 @@ class UsageView(_View):
     frames: int = 0  # of videos
 
 
+_WHOLE = frozenset(name for name, field in UsageView.model_fields.items() if field.annotation is int)
+
+
 def sum_usage(parts: Iterable[Mapping[str, float]]) -> UsageView:
     """Return the sum of what was used, given as mappings from the fields of ``UsageView`` to amounts."""
     total: dict[str, float] = {}
@@ -150,8 +164,7 @@ def sum_usage(parts: Iterable[Mapping[str, float]]) -> UsageView:
         for name, amount in part.items():
             total[name] = total.get(name, 0) + amount
     rounded: dict[str, Any] = {
-        name: int(amount) if UsageView.model_fields[name].annotation is int else round(amount, 6)
-        for name, amount in total.items()
+        name: int(amount) if name in _WHOLE else round(amount, 6) for name, amount in total.items()
     }
     return UsageView(**rounded)
 
@@ -191,6 +204,11 @@ class StageRunView(_View):
     errors: list[AttemptErrorView]
     finish_reason: str | None = None  # of a succeeded stage that makes tokens: stop, or length at its limit
     usage: UsageView | None = None  # of its attempts that have ended, also before a retry; null: there is none
+    # Seconds that the last attempt spent loading its inputs, running and storing, told with its end; load_s also while
+    # it runs, with its progress. Null: it did not come to the step, or nobody knows.
+    load_s: float | None = None
+    run_s: float | None = None
+    store_s: float | None = None
 
 
 class EstimateView(_View):
@@ -205,9 +223,10 @@ class WaitingView(_View):
     """The reason why a job waits, and for how long. ``position`` and ``estimate`` are null in lists of jobs."""
 
     # turn: for its place in the stage's line. paused: an operator paused the stage. no_worker: no live worker of the
-    # stage has the job's pipeline file. loading_model: those that have it load their model. retry_backoff: an attempt
+    # stage has the job's pipeline file. loading_model: those that have it load their model. engine_down: its engine
+    # died, hangs or could not be loaded, and no other worker of the stage serves. retry_backoff: an attempt
     # failed, and the next is due later. quota: its tenant runs as many jobs as it may.
-    reason: Literal["turn", "quota", "paused", "no_worker", "loading_model", "retry_backoff"]
+    reason: Literal["turn", "quota", "paused", "no_worker", "loading_model", "engine_down", "retry_backoff"]
     stage: str
     pipeline_version: str  # of the file with which the job was submitted
     pipeline_digest: str  # of that file, as `omni-jobs pipelines check` shows it
@@ -224,6 +243,16 @@ class StagePauseView(_View):
     pipeline: str
     stage: str
     paused_at: datetime | None  # null: it is not paused
+
+
+class WorkerDrainView(_View):
+    """Whether a worker is drained: it goes on with what it runs, claims nothing, and keeps its engine loaded."""
+
+    id: str
+    slot: str
+    pipeline: str
+    stage: str
+    drained_at: datetime | None  # null: it is not drained
 
 
 class CalibrationView(_View):
@@ -349,13 +378,16 @@ class ScalingView(_View):
 
     pipeline: str
     stage: str
-    wanted: int  # workers: as many as start what waits now in time
+    wanted: int  # workers: as many as start what waits now in time, and those that are drained on top
     waiting: int  # queued stage runs
-    running: int  # stage runs
-    workers: int  # those that serve
-    busy: int  # workers: those that run something, and those that load
+    running: int  # stage runs, also in drained workers
+    workers: int  # those that serve: one that is drained takes nothing, and does not
+    busy: int  # workers: those that serve and run something, and those that load
     loading: int  # workers that load their engine
-    run_s: float | None  # how long a stage run took the workers lately, in the mean; null: not known
+    drained: int = 0  # workers that an operator has drained
+    run_s: (
+        float | None
+    )  # how long a stage run took the workers lately, or any within a day, in the mean; null: not known
     paused: bool  # the stage: as many workers are wanted as there are
 
 
@@ -398,9 +430,11 @@ class StageLoad(_View):
     pending: int  # stage runs that wait for an earlier stage
     queued: int
     running: int
-    workers: int
-    slots: int  # the stage runs that those workers can hold together
+    workers: int  # that serve: neither do those that load, nor those that are drained
+    slots: int  # the stage runs that those workers can hold together, and those that drained ones still hold
     paused: bool  # its workers claim nothing
+    drained: int = 0  # workers that claim nothing any more
+    down: int = 0  # workers whose engine died, hangs or could not be loaded, until another serves in their slot
 
 
 class RecentJob(_View):

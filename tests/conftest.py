@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -78,6 +79,19 @@ def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     yield
     os.umask(request.config.stash[_UMASK])
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    """Commands that serve log on the standard error that a test gave them, which is closed at its end.
+
+    A later line would print a traceback into what another test's command says.
+    """
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # pytest's own are of other types
+            root.removeHandler(handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -65,10 +65,18 @@ def lives(pid: int) -> bool:
     return pid in _parents()
 
 
+def _shown(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        stat = "ended"
+    return f"{pid} ({command_line(pid)}): {stat}"
+
+
 def until_gone(pids: Collection[int], within_s: float) -> float:
     """Wait until none of the processes lives; return the seconds that took. Raises AssertionError when it is late."""
     began = time.monotonic()
     while left := [pid for pid in pids if lives(pid)]:
-        assert time.monotonic() - began < within_s, f"{left} still live"
+        assert time.monotonic() - began < within_s, f"still live: {[_shown(pid) for pid in left]}"
         time.sleep(0.01)
     return time.monotonic() - began

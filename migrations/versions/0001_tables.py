@@ -8,11 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.schema import CreateTable
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 _ALL = sa.MetaData(
     naming_convention={
@@ -292,9 +294,8 @@ def upgrade() -> None:
         (index for table in _ALL.tables.values() for index in table.indexes),
         key=lambda index: (index.name == "ix_stage_runs_apart", str(index.name)),
     )
-    for table in _ALL.tables.values():
-        table.indexes.clear()
-    _ALL.create_all(op.get_bind(), checkfirst=False)
+    for table in _ALL.sorted_tables:
+        op.execute(CreateTable(table))  # without its indexes
     for index in indexes:
         index.create(op.get_bind())
     op.bulk_insert(_write_checks, [{"id": 1, "at": 0.0}])

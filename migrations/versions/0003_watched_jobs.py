@@ -10,6 +10,7 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -28,3 +29,8 @@ def upgrade() -> None:
         sa.Column("stop", sa.Integer(), nullable=False),
         sa.Column("text", sa.Text(), nullable=False),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("text_pieces")
+    op.drop_table("watched_jobs")

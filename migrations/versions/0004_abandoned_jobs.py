@@ -10,6 +10,7 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -18,3 +19,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(40), primary_key=True),
         sa.Column("at", sa.Double(), nullable=False, index=True),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("abandoned_jobs")

@@ -10,6 +10,7 @@ revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -23,3 +24,7 @@ def upgrade() -> None:
         sa.Column("is_lost", sa.Boolean(), nullable=False),
     )
     op.create_index("ix_first_tries_request_tenant", "first_tries", ["request", "tenant"])
+
+
+def downgrade() -> None:
+    op.drop_table("first_tries")

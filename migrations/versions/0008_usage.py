@@ -10,6 +10,7 @@ revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 _AMOUNTS = (
     "attempts",
@@ -35,3 +36,8 @@ def upgrade() -> None:
         sa.Column("part", sa.Integer(), primary_key=True, autoincrement=False),
         *(sa.Column(name, sa.Double(), nullable=False) for name in _AMOUNTS),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("usage_days")
+    op.drop_column("stage_runs", "usage")

@@ -10,6 +10,7 @@ revision = "0009"
 down_revision = "0008"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -25,3 +26,10 @@ def upgrade() -> None:
         sa.Column("key", sa.String(240), primary_key=True),
         sa.Column("job_id", sa.String(40), primary_key=True, index=True),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("shared_objects")
+    op.drop_column("stage_runs", "taken_from")
+    op.drop_table("forks")
+    op.drop_table("keeping_jobs")

@@ -10,6 +10,7 @@ revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 _STANDING = ("span_s", "queued", "running", "pending", "workers", "loading", "slots")
 
@@ -39,3 +40,9 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
         sa.Column("at", sa.Double(), nullable=False),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("samplings")
+    op.drop_table("sampled_workers")
+    op.drop_table("stage_samples")

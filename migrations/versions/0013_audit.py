@@ -10,6 +10,7 @@ revision = "0013"
 down_revision = "0012"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -26,3 +27,7 @@ def upgrade() -> None:
     op.create_index("ix_audit_at_id", "audit", ["at", "id"])
     op.create_index("ix_audit_tenant_at_id", "audit", ["tenant", "at", "id"])
     op.create_index("ix_audit_target_at_id", "audit", ["target", "at", "id"])
+
+
+def downgrade() -> None:
+    op.drop_table("audit")

@@ -10,6 +10,7 @@ revision = "0014"
 down_revision = "0013"
 branch_labels = None
 depends_on = None
+release = "0.1.0"
 
 
 def upgrade() -> None:
@@ -19,3 +20,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(40), primary_key=True),
         sa.Column("traceparent", sa.String(55), nullable=False),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("traced_jobs")

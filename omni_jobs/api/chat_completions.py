@@ -9,7 +9,8 @@ from fastapi import APIRouter, Response
 from omni_jobs.api.artifact_answer import read_on_threads
 from omni_jobs.api.media_answer import media_answer
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep
+from omni_jobs.api.submitted_jobs import SubmittedJobs
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
 from omni_jobs.openai.chat.answer import GAP, ChatCompletion, completion_of, sound_of
 from omni_jobs.openai.chat.request import WantedAnswer, asked_chat
 from omni_jobs.openai.chat.stream import ChatStream, StreamedSound

@@ -107,6 +107,9 @@ JOB: dict[str, Any] = {
             "errors": [],
             "finish_reason": None,
             "usage": None,
+            "load_s": 0.003,
+            "run_s": None,
+            "store_s": None,
         }
     ],
     "waiting": None,

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from omni_jobs.api.artifact_answer import presigned_url, read_on_threads
 from omni_jobs.api.media_answer import media_answer
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep
+from omni_jobs.api.submitted_jobs import SubmittedJobs
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
 from omni_jobs.jobs import StoredArtifact
 from omni_jobs.openai.images.answer import GAP, ImagesAnswer, images_answer
 from omni_jobs.openai.images.request import EDIT_FORM, WantedPictures, asked_edit, asked_generation

@@ -1,4 +1,4 @@
-"""Routes that change many jobs: cancel, retry and delete those that match a filter, in groups."""
+"""Routes that change many jobs: cancel, retry, advance and delete those that match a filter, in groups."""
 
 from typing import Any, Final
 
@@ -48,6 +48,22 @@ async def retry_jobs(caller: Submitter, request: Request, services: ServicesDep)
     """
     body: JobRetries = await _body(request, JobRetries)
     return await act_on_matching(services, caller, "retry", body)
+
+
+@router.post(
+    "/advance",
+    response_model=JobActionView,
+    responses=errors(403, 408, 413, 415, 503),
+    openapi_extra=body_of(JobAction),
+)
+async def advance_jobs(caller: Submitter, request: Request, services: ServicesDep) -> JobActionView:
+    """Bring the jobs that match a filter and that nobody has started to the front of their tenants' lines.
+
+    They keep the order that they have among them. One that has begun meanwhile, or before which more than 5,000 of its
+    tenant's jobs stand, is skipped. Otherwise as for `/v1/jobs/cancel`.
+    """
+    body: JobAction = await _body(request, JobAction)
+    return await act_on_matching(services, caller, "advance", body)
 
 
 @router.post(

@@ -1,4 +1,4 @@
-"""Routes of jobs: submit, get, list, cancel, retry, fork, delete, and a job's events."""
+"""Routes of jobs: submit, get, list, cancel, retry, fork, advance, delete, and a job's events."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -327,6 +327,18 @@ async def _forked(
         expires_in_s=expires_in_s,
     )
     return await services.intake.fork(job_id, await services.lanes.run_parsing([body], parse_body))
+
+
+@router.post("/{job_id}/advance", response_model=JobView, responses={**_A_JOB, **errors(403, 404, 409, 503)})
+def advance_job(caller: Submitter, job_id: JobId, services: ServicesDep) -> Response:
+    """Bring a job that nobody has started to the front of its tenant's line. Doing it again changes nothing.
+
+    The jobs of that line, those of its pipeline and priority that wait, change their turns among each other: other
+    tenants wait for no job longer than before. 409 for a job that has begun or ended, or that more than 5,000 of its
+    tenant's stand before.
+    """
+    services.jobs.advance(job_id, caller.sees, by=caller.actor)
+    return _answer(asked_job(services, caller, job_id))
 
 
 @router.delete("/{job_id}", status_code=204, response_class=Response, responses=errors(403, 404, 409, 503))

@@ -1,23 +1,21 @@
 """What is done to many jobs, group by group: those that match a filter, or those that somebody has chosen by hand."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from omni_jobs.api.action_performer import GROUP
 from omni_jobs.api.job_filters import JobAction, JobRetries
 from omni_jobs.api.services import Services
 from omni_jobs.errors import Conflict, InvalidInput, MissingScope, OmniJobsError
 from omni_jobs.http.error_answers import shape_of
-from omni_jobs.jobs import JobFilter
+from omni_jobs.jobs import WHY_SKIPPED, ActionVerb, GroupVerb, JobFilter, with_skipped
 from omni_jobs.states import JobState
 from omni_jobs.tenants.caller import Caller, Scope
 from omni_jobs.views import ErrorView, JobActionView, SkippedJobs
 
-Verb = Literal["cancel", "retry", "advance", "delete"]
-
-_GROUP: Final = 200  # jobs a transaction, while which SQLite's other writers wait
 _COUNTED: Final = 1_000  # jobs a query, of a dry run
 _MOST_COUNTED: Final = 100_000
 _LONGEST_S: Final = 10.0  # of one request; a group that has begun is ended
@@ -26,7 +24,7 @@ _TO_RETRY: Final = tuple(state for state in _ENDED if state is not JobState.COMP
 _Group = Callable[[Sequence[str]], Awaitable[None]]
 
 
-async def act_on_matching(services: Services, caller: Caller, verb: Verb, action: JobAction) -> JobActionView:
+async def act_on_matching(services: Services, caller: Caller, verb: ActionVerb, action: JobAction) -> JobActionView:
     """Do something to the jobs that match, the newest first, for a bounded time; with ``dry_run`` count them alone.
 
     ``retry`` takes a ``JobRetries``. Raises InvalidRequest, MissingScope, and the error of the first group.
@@ -34,30 +32,30 @@ async def act_on_matching(services: Services, caller: Caller, verb: Verb, action
     wanted, done = matching_of(caller, verb, action), _Done(verb, action.dry_run)
 
     async def cancel(job_ids: Sequence[str]) -> None:
-        act = partial(services.jobs.cancel_all, job_ids, by=caller.actor)
+        act = partial(services.jobs.cancel_all, job_ids, by=caller.actor, states=wanted.states)
         changed = await services.action_threads.run(caller.sees, act)
-        done.note_group(job_ids, changed, "the job has ended, or is being cancelled")
+        done.note_group(job_ids, changed, "cancel")
 
     async def retry(job_ids: Sequence[str]) -> None:
         from_stage = action.from_stage if isinstance(action, JobRetries) else None
         for job_id in job_ids:
-            await _noting(done, job_id, _retry(services, caller, job_id, from_stage))
+            await _noting(done, job_id, _retry(services, caller, job_id, from_stage, wanted.states))
 
     async def delete(job_ids: Sequence[str]) -> None:
-        act = partial(services.jobs.delete_all, job_ids, by=caller.actor)
+        act = partial(services.jobs.delete_all, job_ids, by=caller.actor, states=wanted.states)
         changed = await services.action_threads.run(caller.sees, act)
-        done.note_group(job_ids, changed, "the job has been deleted or retried meanwhile")
+        done.note_group(job_ids, changed, "delete")
 
     async def advance(job_ids: Sequence[str]) -> None:
         act = partial(services.jobs.advance_all, job_ids, by=caller.actor)
         changed = await services.action_threads.run(caller.sees, act)
-        done.note_group(job_ids, changed, "the job has begun, or very many jobs of its tenant stand before it")
+        done.note_group(job_ids, changed, "advance")
 
-    groups: dict[Verb, _Group] = {"cancel": cancel, "retry": retry, "advance": advance, "delete": delete}
+    groups: dict[ActionVerb, _Group] = {"cancel": cancel, "retry": retry, "advance": advance, "delete": delete}
     return await _act(services, caller, wanted, action, done, groups[verb])
 
 
-def matching_of(caller: Caller, verb: Verb, action: JobAction) -> JobFilter:
+def matching_of(caller: Caller, verb: ActionVerb, action: JobAction) -> JobFilter:
     """Return the filter for the jobs that match and to which this may be done. Raises InvalidRequest, MissingScope."""
     if verb == "cancel":
         return action.filter(caller, (JobState.QUEUED, JobState.IN_PROGRESS), "cancelled")
@@ -71,7 +69,7 @@ def matching_of(caller: Caller, verb: Verb, action: JobAction) -> JobFilter:
     return action.filter(caller, states, "retried without from_stage" if lacks_stage else "retried")
 
 
-async def act_on_chosen(services: Services, caller: Caller, verb: Verb, job_ids: Sequence[str]) -> JobActionView:
+async def act_on_chosen(services: Services, caller: Caller, verb: ActionVerb, job_ids: Sequence[str]) -> JobActionView:
     """Do something to these jobs, one after the other, and say what became of them. The caller bounds their number.
 
     A job that is gone, or another tenant's, is skipped as one that does not exist.
@@ -96,12 +94,12 @@ async def act_on_chosen(services: Services, caller: Caller, verb: Verb, job_ids:
 class _Done:
     """What one request has done so far. ``last`` is the id of the last job that it is done with."""
 
-    verb: Verb
+    verb: ActionVerb
     dry_run: bool
     matched: int = 0
     changed: int = 0
     last: str | None = None
-    skipped: dict[str, SkippedJobs] = field(default_factory=dict)  # by the error's code
+    skipped: Sequence[SkippedJobs] = ()
     stopped_by: ErrorView | None = None
 
     def note_counted(self, job_ids: Sequence[str]) -> None:
@@ -111,19 +109,17 @@ class _Done:
         self.matched, self.changed, self.last = self.matched + 1, self.changed + 1, job_id
 
     def note_skipped(self, job_id: str, error: OmniJobsError) -> None:
-        """Note a job that was left as it is, and why. The first error of a code gives the message."""
+        """Note a job that was left as it is, and why."""
         self.matched, self.last = self.matched + 1, job_id
-        known = self.skipped.get(error.code)
-        count = 1 if known is None else known.count + 1
-        first = SkippedJobs(code=error.code, count=count, job_id=job_id, message=shape_of(error)["message"])
-        self.skipped[error.code] = first if known is None else known.model_copy(update={"count": count})
+        why = SkippedJobs(code=error.code, count=1, job_id=job_id, message=shape_of(error)["message"])
+        self.skipped = with_skipped(self.skipped, [why])
 
-    def note_group(self, job_ids: Sequence[str], changed: Set[str], otherwise: str) -> None:
+    def note_group(self, job_ids: Sequence[str], changed: Set[str], verb: GroupVerb) -> None:
         for job_id in job_ids:
             if job_id in changed:
                 self.note_changed(job_id)
             else:
-                self.note_skipped(job_id, Conflict(otherwise, field="job_id"))
+                self.note_skipped(job_id, Conflict(WHY_SKIPPED[verb], field="job_id"))
 
     def view(self, next_cursor: str | None) -> JobActionView:
         return JobActionView(
@@ -131,7 +127,7 @@ class _Done:
             dry_run=self.dry_run,
             matched=self.matched,
             changed=self.changed,
-            skipped=list(self.skipped.values()),
+            skipped=list(self.skipped),
             next_cursor=next_cursor,
             stopped_by=self.stopped_by,
         )
@@ -145,7 +141,7 @@ async def _act(
     ends_at = time.monotonic() + _LONGEST_S
     cursor = body.cursor
     while True:
-        size = min(_COUNTED if body.dry_run else _GROUP, most - done.matched)
+        size = min(_COUNTED if body.dry_run else GROUP, most - done.matched)
         find: Callable[[], Any] = partial(services.jobs.matching, wanted, size, cursor)
         done.last = cursor
         try:
@@ -164,7 +160,7 @@ async def _act(
             return done.view(cursor)
 
 
-def _change_of(services: Services, verb: Verb) -> Callable[..., None]:
+def _change_of(services: Services, verb: ActionVerb) -> Callable[..., None]:
     """Return what does this to one job, but for a retry."""
     if verb == "cancel":
         return partial(_cancel, services)
@@ -172,15 +168,23 @@ def _change_of(services: Services, verb: Verb) -> Callable[..., None]:
 
 
 def _cancel(services: Services, job_id: str, tenant: str | None, *, by: str) -> None:
-    """Cancel a job. Raises NotFound, and Conflict for one that has ended otherwise."""
-    if services.jobs.cancel(job_id, tenant, by=by) not in (JobState.CANCELLED, JobState.CANCELLING):
-        raise Conflict("the job has ended", field="job_id")
+    """Cancel a job. Raises NotFound, and Conflict for one that has ended, or that somebody has cancelled already."""
+    services.jobs.get(job_id, tenant)
+    if not services.jobs.cancel_all([job_id], by=by):
+        state = services.jobs.get(job_id, tenant).status
+        raise Conflict(f"the job is {state.value} already", field="job_id")
 
 
-async def _retry(services: Services, caller: Caller, job_id: str, from_stage: str | None) -> None:
+async def _retry(
+    services: Services,
+    caller: Caller,
+    job_id: str,
+    from_stage: str | None,
+    states: Collection[JobState] | None = None,
+) -> None:
     may_be_high = caller.may(Scope.PRIORITY)
     await services.intake.retry(
-        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor
+        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor, states=states
     )
 
 

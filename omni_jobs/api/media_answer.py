@@ -7,7 +7,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from omni_jobs.api.artifact_answer import read_on_threads
-from omni_jobs.api.waiting_request import SubmittedJobs
+from omni_jobs.api.submitted_jobs import SubmittedJobs
 from omni_jobs.openai.media_in_json import length_of, pieces_of
 from omni_jobs.storage import ObjectRef
 

@@ -21,7 +21,7 @@ async def list_models(caller: Reader, services: ServicesDep) -> ModelList:
 @router.get("/{model}", response_model=Model, responses=errors(400, 404))
 async def get_model(caller: Reader, services: ServicesDep, model: str) -> Model:
     """Get one of the pipelines that this server serves, as a model of OpenAI's API."""
-    pipeline = services.pipelines.get(model)
+    pipeline = services.pipelines.find(model)
     if pipeline is None:
         raise NotFound(f"there is no model {model!r:.120}; GET /v1/models lists those that are", field="model")
     return model_of(pipeline)

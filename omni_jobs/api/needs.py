@@ -37,6 +37,7 @@ class Needs:
         services: Services = request.app.state.services
         session_id = session_of(request, services.transport) if self.takes_session else None
         caller = await services.callers.of(request.headers, session_id, client_network(request))
+        request.state.caller = caller  # a page that says an error shows what this caller may open
         connection: Connection | None = request.scope["state"].get("connection")
         if connection is not None and not caller.sees_all:
             connection.tenant = caller.tenant

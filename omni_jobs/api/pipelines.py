@@ -23,10 +23,12 @@ def list_pipelines(caller: Reader, services: ServicesDep) -> PipelineList:
 
 
 def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str], float]) -> PipelineView:
-    whole = services.pipelines.broken(pipeline.name) is None  # a broken plug-in's parameters cannot be known
+    whole = services.pipelines.broken(pipeline.label) is None  # a broken plug-in's parameters cannot be known
     return PipelineView(
         name=pipeline.name,
+        label=pipeline.label,
         version=pipeline.version,
+        digest=pipeline.digest if whole else None,
         description=pipeline.description,
         accepts=list(pipeline.accepts),
         modalities=list(pipeline.outputs),

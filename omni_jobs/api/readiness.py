@@ -93,6 +93,10 @@ class ServerReadiness:
         )
         return readiness, reason
 
+    def broker_is_away(self) -> bool:
+        """Return whether the broker's last check failed. This waits for none, and begins one if the last is old."""
+        return self._checks.last("broker") is not None
+
     def close(self) -> None:
         """Wait for no check any longer."""
         self._checks.close()
@@ -165,22 +169,31 @@ class SharedChecks:
 
     async def outcomes(self) -> dict[str, OmniJobsError | None]:
         """Return the error of each check, None if it found none. It takes the longest ``limit_s`` at most."""
-        for name, check in self._checks.items():
-            is_fresh = check.ended is not None and self._clock() < check.ended + _KEPT_S
-            if check.going is None and not is_fresh:
-                check.began = self._clock()
-                check.going = asyncio.create_task(self._run(name, check))
+        for name in self._checks:
+            self._begin_if_old(name)
         for check in self._checks.values():
             left_s = check.began + check.limit_s - self._clock()
             if check.going is not None and left_s > 0:
                 await asyncio.wait([check.going], timeout=left_s)
         return {name: self._outcome(check) for name, check in self._checks.items()}
 
+    def last(self, name: str) -> OmniJobsError | None:
+        """Return the outcome of a check as it is known now, and begin the check anew if that is old."""
+        self._begin_if_old(name)
+        return self._outcome(self._checks[name])
+
     def close(self) -> None:
         """Wait for no check any longer."""
         for check in self._checks.values():
             if check.going is not None:
                 check.going.cancel()
+
+    def _begin_if_old(self, name: str) -> None:
+        check = self._checks[name]
+        is_fresh = check.ended is not None and self._clock() < check.ended + _KEPT_S
+        if check.going is None and not is_fresh:
+            check.began = self._clock()
+            check.going = asyncio.create_task(self._run(name, check))
 
     def _outcome(self, check: SharedCheck) -> OmniJobsError | None:
         if check.going is None or self._clock() < check.began + check.limit_s:

@@ -12,8 +12,9 @@ from omni_jobs.api import cancelled_job
 from omni_jobs.api.event_stream import answer_with
 from omni_jobs.api.needs import Reader, Submitter
 from omni_jobs.api.services import Services, ServicesDep
+from omni_jobs.api.submitted_jobs import SubmittedJobs
 from omni_jobs.api.until_answered import UntilAnswered
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequest, WaitingRequestDep
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequest, WaitingRequestDep
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import WholeNumber

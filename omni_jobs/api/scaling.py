@@ -37,16 +37,19 @@ async def get_scaling(
     waiting = crew.waiting if crew.waiting is not None else await _backlog(services, pipeline, stage)
     is_paused = (pipeline, stage) in await run_sync(services.jobs.paused_stages)
     slots = max(1, config.slots - config.slots_for_high) if crew.slots is None else crew.slots
-    need = StageNeed(waiting, crew.running, crew.serving, crew.loading, slots, crew.run_s, is_paused)
+    need = StageNeed(
+        waiting, crew.running, crew.serving, crew.loading, slots, crew.run_s, is_paused, drained=crew.drained
+    )
     return ScalingView(
         pipeline=pipeline,
         stage=stage,
         wanted=wanted_workers(need, wait_s),
         waiting=waiting,
-        running=crew.running,
+        running=crew.running + crew.held_by_drained,
         workers=crew.serving,
         busy=crew.busy,
         loading=crew.loading,
+        drained=crew.drained,
         run_s=crew.run_s,
         paused=is_paused,
     )

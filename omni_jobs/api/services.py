@@ -6,6 +6,7 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
+from omni_jobs.api.action_performer import ActionPerformer
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.api.request_notes import RequestNotes
@@ -97,6 +98,7 @@ class Services:
         # For lists of jobs and for the status, so that large answers leave the other threads to small ones.
         self.list_threads = TenantThreads(_LIST_THREADS, _LIST_THREADS_OF_TENANT, most_waiting)
         self.action_threads = TenantThreads(_ACTION_THREADS, 1, most_waiting)  # of many jobs, a group at a time
+        self.actions = ActionPerformer(self.jobs, self.intake, self.callers, self.action_threads)
         self.count_threads = TenantThreads(_COUNT_THREADS, 1)  # however many tenants count, none holds up a list
         self.artifact_threads = TenantThreads(_ARTIFACT_THREADS, _ARTIFACT_THREADS_OF_TENANT, most_waiting)
         # Of a tenant, None: of all. What was not read for long is forgotten.
@@ -125,13 +127,14 @@ class Services:
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
         """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""
         try:
-            self.renderers.of(self.pipelines.named(pipeline.name))
+            self.renderers.of(self.pipelines.named(pipeline.label))
         except OmniJobsError as error:
             return ErrorView(**error.to_dict())
         return None
 
     async def close(self) -> None:
         """Write the jobs that wait and ring for them, then close all parts."""
+        await self.actions.close()
         await self.intake.close()
         self.fetches.close()
         self.watch.release()

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Response
 from omni_jobs.api.artifact_answer import bytes_answer, read_on_threads
 from omni_jobs.api.event_stream import stream_of
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep, named_after
+from omni_jobs.api.submitted_jobs import SubmittedJobs, named_after
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
 from omni_jobs.openai.route import OpenAIRoute
 from omni_jobs.openai.speech.request import WantedSpeech, asked_speech
 from omni_jobs.openai.speech.stream import speech_events

@@ -18,15 +18,20 @@ def stage_loads(
     counts: Counts,
     workers: Sequence[WorkerView],
     paused: Collection[tuple[str, str]],
+    down: Mapping[tuple[str, str], int],
 ) -> list[StageLoad]:
-    """Return the load of each stage of the served pipelines, and of stages with stage runs whose pipeline is gone."""
+    """Return the load of each stage of the served pipelines, and of stages with stage runs whose pipeline is gone.
+
+    ``down``: how many slots of a stage have an engine that is down.
+    """
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
     for count in counts.stage_runs:
         runs[count.pipeline, count.stage][count.state] = count.count
     served = [(pipeline.name, stage) for pipeline in pipelines.values() for stage in pipeline.stages]
     of_stages: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)
+    drained: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)
     for worker in workers:
-        of_stages[worker.pipeline, worker.stage].append(worker)
+        (of_stages if worker.drained_at is None else drained)[worker.pipeline, worker.stage].append(worker)
     return [
         StageLoad(
             pipeline=pipeline,
@@ -36,7 +41,10 @@ def stage_loads(
             running=runs[pipeline, stage].get(StageRunState.RUNNING, 0),
             workers=len(of_stages[pipeline, stage]),
             paused=(pipeline, stage) in paused,
-            slots=sum(worker.slots for worker in of_stages[pipeline, stage]),
+            slots=sum(worker.slots for worker in of_stages[pipeline, stage])
+            + sum(worker.running for worker in drained[pipeline, stage]),
+            drained=len(drained[pipeline, stage]),
+            down=down.get((pipeline, stage), 0),
         )
         for pipeline, stage in dict.fromkeys([*served, *runs])
     ]

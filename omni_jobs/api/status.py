@@ -38,7 +38,8 @@ async def status(caller: Viewer, services: ServicesDep) -> Response:
 
 def _status(services: Services, operates: bool, counts: Counts, newest: Page) -> Status:
     workers = list(services.jobs.workers())
-    stages = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
+    jobs = services.jobs
+    stages = stage_loads(services.pipelines, counts, workers, jobs.paused_stages(), jobs.down_engines())
     recent = [
         RecentJob(
             **job.model_dump(exclude={"artifacts", "stages"}),

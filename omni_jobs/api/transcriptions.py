@@ -9,7 +9,8 @@ from fastapi import APIRouter, Response
 
 from omni_jobs.api.artifact_answer import bytes_answer
 from omni_jobs.api.needs import Submitter
-from omni_jobs.api.waiting_request import WAITING_ERRORS, SubmittedJobs, WaitingRequestDep, named_after
+from omni_jobs.api.submitted_jobs import SubmittedJobs, named_after
+from omni_jobs.api.waiting_request import WAITING_ERRORS, WaitingRequestDep
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.openai.chat.answer import text_of
 from omni_jobs.openai.job_errors import JobFailure

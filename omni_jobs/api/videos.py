@@ -176,7 +176,8 @@ def _found(services: Services, job_id: str, caller: Caller) -> VideoJob:
 
 
 def _shown(services: Services, made: VideoJob) -> VideoOfJob:
-    return video_of(made, services.pipelines.get(made.job.pipeline), services.settings.keep_artifacts_s)
+    pipeline = services.pipelines.version_or_newest(made.job.pipeline, made.job.pipeline_version)
+    return video_of(made, pipeline, services.settings.keep_artifacts_s)
 
 
 def _made(services: Services, job: JobView, caller: Caller) -> StoredArtifact:

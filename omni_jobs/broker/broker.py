@@ -110,6 +110,12 @@ class Broker:
         with _broker_errors("takes no writes"):
             self._redis.set(self._key(_WRITE_CHECK), 1, ex=_WRITE_CHECK_LIVES_S)
 
+    def eviction_policy(self) -> str | None:
+        """Return what the broker does when its memory is full; None if it does not say. Raises BrokerUnavailable."""
+        with _broker_errors("does not answer"):
+            policy: object = self._redis.info("memory").get("maxmemory_policy")
+        return policy if isinstance(policy, str) else None
+
     def depths(self) -> dict[str, int]:
         """Return how many doorbells each queue holds, by its name. Raises BrokerUnavailable."""
         return {name: self.depth(name) for name in self.slots}

@@ -45,7 +45,7 @@ def worker_command(
     concurrency = concurrency or pipeline.stage(stage).slots
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
-        *("-P", "custom", "-Q", queue, "-n", slot or f"{queue}-1@%h", "-c", str(concurrency)),
+        *("-P", "custom", "-Q", queue, "-n", slot or f"{queue.replace('@', '-')}-1@%h", "-c", str(concurrency)),
         *("--without-gossip", "--without-mingle", "--heartbeat-interval", "10", "-l", log_level),
     ]
 

@@ -4,7 +4,25 @@ from collections.abc import Callable, Mapping
 
 import typer
 
-from omni_jobs.cli import bulk, jobs, keys, pipelines, servers, stages, submit, tenants, top, usage, watch
+from omni_jobs.cli import (
+    backup,
+    bulk,
+    doctor,
+    fit,
+    jobs,
+    keys,
+    migrate,
+    pipelines,
+    servers,
+    stages,
+    storage,
+    submit,
+    tenants,
+    top,
+    usage,
+    watch,
+    workers,
+)
 from omni_jobs.cli.exits import Exit, Subcommands
 from omni_jobs.cli.options import CONTEXT
 
@@ -27,12 +45,13 @@ Try:
 Exit codes:
   0  success
   1  a job, a request, a file or a start failed
-  2  wrong usage
+  2  wrong usage, also where the server says so
   3  the server, the broker or the database does not answer
-  4  there is no such job, artifact, pipeline, stage, tenant or key
+  4  there is no such job, artifact, pipeline, stage, worker, tenant or key
   5  the job did not end within --timeout
   6  the job was cancelled
   7  the job expired
+  8  migrate --check found something to do
 """,
 )
 
@@ -41,8 +60,11 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "api": servers.api,
     "worker": servers.worker,
     "rescuer": servers.rescuer,
-    "migrate": servers.migrate,
+    "migrate": migrate.migrate,
     "prune": servers.prune,
+    "backup": backup.backup,
+    "restore": backup.restore,
+    "doctor": doctor.doctor,
     "submit": submit.submit,
     "submit-bulk": bulk.submit_bulk,
     "status": jobs.status,
@@ -53,16 +75,25 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "cancel": jobs.cancel,
     "retry": jobs.retry,
     "fork": submit.fork,
+    "advance": jobs.advance,
     "delete": jobs.delete,
     "events": jobs.events,
     "usage": usage.usage,
 }
 _GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
-    "pipelines": ("Check and list stage configs.", {"check": pipelines.check, "list": pipelines.list_}),
+    "pipelines": (
+        "Check and list stage configs, and divide cards among their stages.",
+        {"check": pipelines.check, "list": pipelines.list_, "fit": fit.fit},
+    ),
     "stages": (
         "List, pause and resume stages.",
         {"list": stages.list_, "pause": stages.pause, "resume": stages.resume},
     ),
+    "workers": (
+        "List, drain and resume workers.",
+        {"list": workers.list_, "drain": workers.drain, "resume": workers.resume},
+    ),
+    "storage": ("Prepare the object store.", {"prepare": storage.prepare}),
     "keys": ("Make, list and revoke API keys.", {"create": keys.create, "list": keys.list_, "revoke": keys.revoke}),
     "tenants": (
         "Make, change and delete tenants.",

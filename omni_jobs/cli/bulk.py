@@ -104,7 +104,7 @@ def _opened(
     if file.is_dir():
         files = files_in(file)
         if check_request_files(files):
-            pipeline = served_pipeline(client, pipeline).name
+            pipeline = served_pipeline(client, pipeline).label
         yield _ShownRequests(RequestFiles(files, pipeline, text)), [each.name for each in files]
         return
     if pipeline is not None or text is not None:

@@ -53,13 +53,18 @@ def _client(kind: type[ClientT], url: str | None) -> ClientT:
 
 
 def served_pipeline(client: Client, name: str | None) -> PipelineView:
-    """Return the pipeline of this name, or the server's only one for None. Raises NotFound and BadParameter."""
-    served = {pipeline.name: pipeline for pipeline in client.pipelines()}
+    """Return the pipeline of this name or NAME@VERSION; for None the server's only one.
+
+    Raises NotFound and BadParameter.
+    """
+    pipelines = client.pipelines()
+    served = {pipeline.label: pipeline for pipeline in pipelines}
     names = ", ".join(served) or "none"
     if name is None:
         if len(served) != 1:
             raise typer.BadParameter(f"name a pipeline: this server serves {names}", param_hint="--pipeline")
         (name,) = served
-    if name not in served:
-        raise NotFound(f"unknown pipeline {name!r}; this server serves: {names}", field="model")
-    return served[name]
+    for pipeline in pipelines:
+        if name in (pipeline.label, f"{pipeline.name}@{pipeline.version}"):
+            return pipeline
+    raise NotFound(f"unknown pipeline {name!r}; this server serves: {names}", field="model")

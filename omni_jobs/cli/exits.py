@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from omni_jobs.cli.terminal import printable, say
-from omni_jobs.errors import Conflict, NotFound, OmniJobsError
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError
 from omni_jobs.states import JobState
 
 
@@ -19,11 +19,13 @@ class Exit:
     """The exit codes of ``omni-jobs`` for errors. Its --help explains them, except 130 for Ctrl-C."""
 
     FAILED = 1
+    USAGE = 2
     UNREACHABLE = 3
     NOT_FOUND = 4
     TIMEOUT = 5
     CANCELLED = 6
     EXPIRED = 7
+    TO_DO = 8
     INTERRUPTED = 130
 
 
@@ -71,9 +73,11 @@ def act_on_each(ids: Sequence[str], act: Callable[[str], object]) -> None:
 
 
 def exit_code(error: OmniJobsError) -> int:
-    """Return the exit code for an error: NOT_FOUND, UNREACHABLE for those of HTTP status 503, else FAILED."""
+    """Return the exit code for an error: NOT_FOUND, USAGE, UNREACHABLE for those of HTTP status 503, else FAILED."""
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
+    if isinstance(error, InvalidRequest):
+        return Exit.USAGE
     return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
 
 

@@ -1,13 +1,18 @@
-"""The commands for submitted jobs: show, cancel, retry and delete them, and fetch their results."""
+"""The commands for submitted jobs: show, cancel, retry, advance and delete them, and fetch their results."""
+
+from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import act_on_each
 from omni_jobs.cli.many_jobs import act_on_many, check_target, pairs
 from omni_jobs.cli.screen import show, show_outcome, show_repeatedly, show_warnings
+
+if TYPE_CHECKING:
+    from omni_jobs.views import JobView
 
 
 def status(
@@ -150,6 +155,33 @@ def retry(
             show(job, as_json, lambda job: job.status.value)
 
 
+def advance(
+    job_id: options.OneOrFilteredArgument = None,
+    filters: options.FilterOption = None,
+    dry_run: options.CountOption = False,
+    yes: options.YesOption = False,
+    url: options.UrlOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Bring a job that nobody has started to the front of its tenant's line, and print why it still waits.
+
+    Other tenants wait for no job longer.
+
+    With --filter all jobs that match and are queued are advanced, after a question.
+
+    \b
+    Examples:
+      omni-jobs advance job-0193…
+      omni-jobs advance --filter metadata=project=sea --yes
+    """
+    check_target(job_id, filters, dry_run)
+    with connect(url) as client:
+        if job_id is not None:
+            show(client.advance(job_id), as_json, _standing)
+        else:
+            act_on_many(client.advance_all, "advance", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
+
+
 def delete(
     jobs: options.SomeOrFilteredArgument = None,
     filters: options.FilterOption = None,
@@ -197,3 +229,8 @@ def result(
         if out is not None:
             client.save(job, out)
     show_outcome(job, as_json, out)
+
+
+def _standing(job: JobView) -> str:
+    """Return a job's state, and why it waits."""
+    return job.status.value if job.waiting is None else f"{job.status.value}: {job.waiting.message}"

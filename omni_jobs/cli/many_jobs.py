@@ -1,4 +1,4 @@
-"""What the commands cancel, retry and delete do with ``--filter``: count the jobs that match, ask, and act on them."""
+"""What cancel, retry, advance and delete do with ``--filter``: count the jobs that match, ask, and act on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omni_jobs.views import JobActionView
 
 _NAMES: Final = ("status", "pipeline", "stage", "error_code", "created_after", "created_before", "tenant")
-Action = Callable[..., "JobActionView"]
+ActionCall = Callable[..., "JobActionView"]
 """A method of the client: takes a filter, ``cursor`` and ``dry_run``."""
 
 
@@ -60,7 +60,7 @@ def filter_of(given: Sequence[str]) -> dict[str, Any]:
 
 
 def act_on_many(
-    action: Action, verb: str, filters: Sequence[str], *, dry_run: bool, is_sure: bool, as_json: bool
+    action: ActionCall, verb: str, filters: Sequence[str], *, dry_run: bool, is_sure: bool, as_json: bool
 ) -> None:
     """Do an action to all jobs that match. Ask first unless ``is_sure``; with ``dry_run`` count them alone.
 
@@ -85,7 +85,7 @@ def act_on_many(
         fail(f"stopped: {error}", exit_code(error))
 
 
-def _summed(action: Action, wanted: Mapping[str, Any], *, dry_run: bool) -> JobActionView:
+def _summed(action: ActionCall, wanted: Mapping[str, Any], *, dry_run: bool) -> JobActionView:
     """Call an action until no further job matches or it is stopped, and return the sum of its answers."""
     answer = total = action(wanted, dry_run=dry_run)
     while answer.next_cursor is not None and answer.stopped_by is None:

@@ -42,7 +42,9 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help=
 CancelAfterOption = Annotated[
     str | None, typer.Option("--cancel-after", metavar="TIME", help="Cancel each job after this time: 90s, 15m, 2h.")
 ]
-PipelineOption = Annotated[str, typer.Option("--pipeline", "-p", help="The pipeline's name.")]
+PipelineOption = Annotated[
+    str, typer.Option("--pipeline", "-p", help="The pipeline's name, for its newest version, or NAME@VERSION.")
+]
 
 # Of submit.
 
@@ -150,6 +152,12 @@ EveryOption = Annotated[float, typer.Option("--every", min=0.2, help="Seconds fr
 NewestOrJobArgument = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the newest jobs are shown.")
 ]
+ExaminationsOption = Annotated[
+    list[str] | None, typer.Option("--only", metavar="NAME", help="Only this examination; may be given several times.")
+]
+WaitForOption = Annotated[
+    float, typer.Option("--wait-for", min=0, help="Ask a service that does not answer again for so many seconds.")
+]
 WatchTimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0, help="Give up after these seconds; the jobs go on.")
 ]
@@ -247,6 +255,32 @@ PlugsFdOption = Annotated[
 RoundFileOption = Annotated[
     Path | None, typer.Option("--round-file", help="Touch this file after each round that went well, for a monitor.")
 ]
+# Of migrate.
+
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="Only show what would be done: exit code 8, if there is anything."),
+]
+DownOption = Annotated[bool, typer.Option("--down", help="Go back to the schema of the release before.")]
+ToOption = Annotated[
+    str | None, typer.Option("--to", metavar="REVISION", help="With --down: go back to this revision of the schema.")
+]
+LoseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lose", metavar="TABLE[.COLUMN]", help="With --down: delete this, although it holds data. May be repeated."
+    ),
+]
+MigrateJsonOption = Annotated[bool, typer.Option("--json", help="With --check: print JSON, for scripts.")]
+
+# Of backup and restore.
+
+NewBackupArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The backup's directory: new, or empty.")]
+BackupArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The backup's directory.")]
+ObjectsOption = Annotated[bool, typer.Option("--objects", help="Copy the objects too, and not only the list of them.")]
+
+# Of a worker.
+
 StageOption = Annotated[str, typer.Option("--stage", "-s", help="The stage's name.")]
 SlotOption = Annotated[
     str | None,
@@ -265,6 +299,18 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the Ce
 
 PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.")]
 StageArgument = Annotated[str, typer.Argument(metavar="STAGE", help="The stage's name.")]
+WorkerArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[WORKER]", help="The worker's slot, which is its Celery node name, or its id."),
+]
+HostOfWorkersOption = Annotated[
+    str | None,
+    typer.Option("--host", metavar="HOST", help="All workers of this host."),
+]
+EmptyOption = Annotated[bool, typer.Option("--wait", "-w", help="Return once they run nothing any more.")]
+EmptyTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Give up --wait after these seconds; they stay drained.")
+]
 
 # Of keys and tenants.
 
@@ -292,3 +338,13 @@ LimitsOption = Annotated[
 # Of pipelines check.
 
 StageConfigsArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Stage configs.")]
+
+# Of pipelines fit.
+
+FittedArgument = Annotated[list[str], typer.Argument(metavar="PIPELINE…", help="Pipelines that share the cards.")]
+GpusOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--gpu", metavar="GB", min=1, help="A card, by its 10⁹ bytes. May be repeated. Default: those of this host."
+    ),
+]

@@ -11,8 +11,9 @@ from omni_jobs.cli.terminal import say
 
 
 def check(files: StageConfigsArgument) -> None:
-    """Check stage configs, and that no two have the same name. Each mistake is a line: file, line and field if known.
+    """Check stage configs, and that no two are the same version of a pipeline.
 
+    Each mistake is a line: file, line and field if known.
     vLLM's engine arguments are checked by vLLM's own types where it is installed; elsewhere a line says that they are
     not.
 
@@ -21,13 +22,13 @@ def check(files: StageConfigsArgument) -> None:
       omni-jobs pipelines check stage_configs/*.yaml
     """
     from omni_jobs.errors import ConfigError, PluginBroken
-    from omni_jobs.pipelines.loader import load_pipeline
+    from omni_jobs.pipelines.loader import load_pipeline, same_version
     from omni_jobs.pipelines.yaml_source import collected, gathered
     from omni_jobs.prompts.renderers import check_renderers
     from omni_jobs.stack.engine_check import check_engines
 
     failed = False
-    names: dict[str, Path] = {}
+    versions: dict[str, Path] = {}
     not_looked_at: list[str] = []
     wrong = check_engines(files, not_looked_at.append)
     for file in files:
@@ -38,8 +39,9 @@ def check(files: StageConfigsArgument) -> None:
                 check_renderers(pipeline)
             except PluginBroken as error:
                 raise PluginBroken(error.message, file=str(file), field="model.family") from error
-            if names.setdefault(pipeline.name, file) != file:
-                raise ConfigError(f"{names[pipeline.name]} has this name already", file=str(file), field="name")
+            if versions.setdefault(pipeline.reference, file) != file:
+                message = same_version(pipeline, versions[pipeline.reference])
+                raise ConfigError(message, file=str(file), field="version")
         found += wrong.get(file, [])
         if found:
             first = gathered(found)

@@ -99,12 +99,14 @@ def _where(stack: EmbeddedStack) -> str:
     return f"omni-jobs is up at {stack.url}  (pipelines: {', '.join(stack.served)}; logs: {stack.log_dir})"
 
 
-def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = True) -> Settings:
+def settings_for_one_user(
+    *, with_database: bool = True, with_objects: bool = True, tell_unknown: bool = True
+) -> Settings:
     """Return the settings of a process beside the embedded stack; its files and data directory are this user's alone.
 
-    The data directory is made where the database lies in it, or the objects; these do not count without
-    ``with_objects``, for a process that does not open their store. Raises StackError if the directory cannot be made
-    or stays open to other users.
+    The data directory is made where the database lies in it, or the objects. The one does not count without
+    ``with_database``, nor the others without ``with_objects``, for a process that does not open them. Raises StackError
+    if the directory cannot be made or stays open to other users.
     """
     from omni_jobs.errors import StackError
     from omni_jobs.settings import read_settings
@@ -113,7 +115,7 @@ def _settings_for_one_user(*, with_objects: bool = True, tell_unknown: bool = Tr
 
     os.umask(UMASK)
     current = read_settings(notice if tell_unknown else None)
-    if current.database_url is None or (with_objects and current.storage_url is None):
+    if (with_database and current.database_url is None) or (with_objects and current.storage_url is None):
         try:
             make_private(current.data_dir.expanduser().resolve())
         except OSError as error:
@@ -129,7 +131,7 @@ def opened_database(*, check: bool = True) -> Iterator[Database]:
     """
     from omni_jobs.database.database import Database
 
-    with closing(Database(_settings_for_one_user(with_objects=False).resolved_database_url)) as database:
+    with closing(Database(settings_for_one_user(with_objects=False).resolved_database_url)) as database:
         if check:
             database.check()
         yield database
@@ -172,7 +174,7 @@ def api(
             given["api_host"] = check_host(host) if host else host
         except ValueError as error:
             raise ConfigError(str(error), field="--host") from None
-    settings = _settings_for_one_user().model_copy(update=given)
+    settings = settings_for_one_user().model_copy(update=given)
     know_secrets(settings)
     configure(settings.log, "api", server_lines())
     give_freed_memory_back()
@@ -212,7 +214,7 @@ def worker(
         say(as_shell_line(command, POOL_ENVIRONMENT))
         return
     check_worker_installed(config, stage)
-    _settings_for_one_user(tell_unknown=False)  # the worker's process tells of them
+    settings_for_one_user(tell_unknown=False)  # the worker's process tells of them
     environment = {**os.environ, "OMNI_JOBS_STAGE_CONFIGS": str(configs), **POOL_ENVIRONMENT}
     for name in ("OMNI_JOBS_API_KEY", "OMNI_JOBS_API_KEY_FILE"):  # a worker calls no API
         environment.pop(name, None)
@@ -234,22 +236,10 @@ def rescuer(round_file: options.RoundFileOption = None) -> None:
     from omni_jobs.logs.setup import configure
     from omni_jobs.maintenance.rescuer import run
 
-    settings = _settings_for_one_user()
+    settings = settings_for_one_user()
     know_secrets(settings)
     configure(settings.log, "rescuer")
     run(settings, round_file)
-
-
-def migrate() -> None:
-    """Bring the database to this version's schema. Safe to run twice, and on several hosts at once.
-
-    \b
-    Example:
-      OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first start, and after an update
-    """
-    with opened_database(check=False) as database:
-        database.migrate()
-    say("the database is up to date")
 
 
 def prune(as_json: options.JsonOption = False) -> None:
@@ -265,7 +255,7 @@ def prune(as_json: options.JsonOption = False) -> None:
     from omni_jobs.storage import open_store
     from omni_jobs.tenants.sessions import Sessions
 
-    settings = _settings_for_one_user()
+    settings = settings_for_one_user()
     with opened_database() as database:
         pruner = Pruner(Jobs(database), open_store(settings), settings, sessions=Sessions(database))
         gone = asdict(pruner.once())

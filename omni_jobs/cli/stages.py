@@ -27,17 +27,13 @@ def list_(url: options.UrlOption = None, as_json: options.JsonOption = False) ->
     with connect(url) as client:
         pipelines, calibrations = client.pipelines(), client.calibrations()
     found = {(each.pipeline, each.stage): each for each in calibrations}
+    # Of a stage that several versions have, which are paused together, a line.
+    paused = {(pipeline.name, stage.name): stage.paused_at for pipeline in pipelines for stage in pipeline.stages}
     stages = [
-        {
-            "pipeline": pipeline.name,
-            "stage": stage.name,
-            "paused_at": stage.paused_at,
-            "calibration": found.get((pipeline.name, stage.name)),
-        }
-        for pipeline in pipelines
-        for stage in pipeline.stages
+        {"pipeline": pipeline, "stage": stage, "paused_at": paused_at, "calibration": found.get((pipeline, stage))}
+        for (pipeline, stage), paused_at in paused.items()
     ]
-    show(stages, as_json, lambda _: stages_table(pipelines, calibrations))
+    show(stages, as_json, lambda _: stages_table(paused, found))
 
 
 def pause(

@@ -76,7 +76,7 @@ def submit(
     wanted = None if size is None else picture_size(size)
     with connect(url) as client:
         if body is None:
-            request["model"] = pipeline or served_pipeline(client, None).name
+            request["model"] = pipeline or served_pipeline(client, None).label
         if wanted is not None:
             request["stages"] = stages_of_size(wanted, request, served_pipeline(client, request["model"]))
         keys: dict[str, Any] = {"idempotency_key": idempotency_key, "cancel_after": cancel_after}

@@ -16,7 +16,14 @@ from rich.text import Text
 from omni_jobs.cli.terminal import printable
 from omni_jobs.stack.child import ChildView
 from omni_jobs.states import JobState, StageRunState
-from omni_jobs.views import CalibrationView, EventView, JobView, PipelineView, StageRunView, WaitingView
+from omni_jobs.views import (
+    CalibrationView,
+    EventView,
+    JobView,
+    StageRunView,
+    WaitingView,
+    WorkerView,
+)
 
 _STYLE_OF_STATE = {
     "completed": "green",
@@ -91,7 +98,8 @@ def _amount(stage: StageRunView) -> RenderableType:
         return Text(f"attempt {stage.attempt}{at}, after: {stage.errors[-1].message}", style="yellow")
     if stage.progress is None:
         return Text(stage.reason or "", style="dim")
-    done, total, unit = stage.progress.done, stage.progress.total, stage.progress.unit
+    done, total = stage.progress.done, stage.progress.total
+    unit = stage.progress.unit_of(total or done)
     if total and stage.status == StageRunState.RUNNING:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(total=total, completed=done, width=20), f"{done}/{total} {unit}")
@@ -192,16 +200,28 @@ def events_table(events: Sequence[EventView]) -> Table:
     return table
 
 
-def stages_table(pipelines: Sequence[PipelineView], calibrations: Sequence[CalibrationView]) -> Table:
-    """Return a line per stage of these pipelines: whether it is paused, and how many of its estimates have held."""
-    found = {(each.pipeline, each.stage): each for each in calibrations}
+def stages_table(
+    paused: Mapping[tuple[str, str], datetime | None], calibrations: Mapping[tuple[str, str], CalibrationView]
+) -> Table:
+    """Return a line per stage, by pipeline and name: since when it is paused, how many of its estimates have held."""
     table = table_of("pipeline", "stage", "paused since")
     table.add_column("estimates held", justify="right")
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            its = found.get((pipeline.name, stage.name))
-            held = "" if its is None or its.share is None else f"{its.share:.0%} of {its.estimates}"
-            table.add_row(pipeline.name, stage.name, Text(moment(stage.paused_at), style="yellow"), held)
+    for (pipeline, stage), paused_at in paused.items():
+        its = calibrations.get((pipeline, stage))
+        held = "" if its is None or its.share is None else f"{its.share:.0%} of {its.estimates}"
+        table.add_row(pipeline, stage, Text(moment(paused_at), style="yellow"), held)
+    return table
+
+
+def workers_table(workers: Sequence[WorkerView]) -> Table:
+    """Return a line per worker: its slot and stage, what it has in flight, and since when it is drained."""
+    table = table_of("worker", "pipeline", "stage")
+    table.add_column("running", justify="right")
+    table.add_column("drained since")
+    for worker in workers:
+        drained = Text(moment(worker.drained_at), style="yellow")
+        running = f"{worker.running}/{worker.slots}"
+        table.add_row(printable(worker.slot), worker.pipeline, worker.stage, running, drained)
     return table
 
 

@@ -128,8 +128,12 @@ def _stage_state(load: StageLoad, reason: str | None) -> Text:
     stands_still = not _urgency(load)
     if load.paused:
         return Text("paused", style="yellow")
+    if load.queued and not load.workers and load.down:
+        return Text("engine down", style="bold red")
     if not load.workers and reason == "loading_model":
         return Text("loads the model", style="yellow")
+    if not load.workers and load.drained:
+        return Text("drained", style="yellow")
     if not load.workers:
         return Text("no worker", style="bold red" if stands_still else "dim")
     if load.queued and load.running >= load.slots:
@@ -152,7 +156,7 @@ def _workers(status: Status, columns: int) -> _Part:
         rows=[
             (
                 worker.slot,
-                f"{worker.running}/{worker.slots}",
+                _in_flight(worker),
                 *((_bar(worker.running, worker.slots), worker.host, str(worker.pid)) if is_wide else ()),
                 *(_since(status.at, worker.started_at) for _ in age),
                 _renewed(status.at, worker),
@@ -162,6 +166,12 @@ def _workers(status: Status, columns: int) -> _Part:
         numbers=frozenset({"running", "pid"}),
         elastic=frozenset({"worker", "host"}),
     )
+
+
+def _in_flight(worker: WorkerView) -> Text:
+    if worker.drained_at is not None:
+        return Text(f"{worker.running}, drained", style="yellow")
+    return Text(f"{worker.running}/{worker.slots}")
 
 
 def _renewed(at: datetime, worker: WorkerView) -> Text:

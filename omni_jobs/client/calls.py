@@ -37,6 +37,7 @@ from omni_jobs.views import (
     StagePauseView,
     Status,
     UsageReport,
+    WorkerDrainView,
 )
 
 LONGEST_POLL_S = 20.0  # the server may hold a request until the job ends; proxies end longer ones
@@ -135,6 +136,14 @@ class Calls(Generic[LinesT]):
         request = HttpRequest("POST", f"{path}/{'pause' if is_paused else 'resume'}")
         return (yield from _view(StagePauseView, request))
 
+    def set_drained(self, worker: str, is_drained: bool) -> Steps[WorkerDrainView]:
+        """Drain a worker, or let it claim again, and return how it stands; ``worker`` is its id or its slot.
+
+        Raises NotFound.
+        """
+        request = HttpRequest("POST", f"/v1/workers/{quote(worker, safe='')}/{'drain' if is_drained else 'resume'}")
+        return (yield from _view(WorkerDrainView, request))
+
     def status(self) -> Steps[Status]:
         """Return how the stages, the workers and the newest jobs stand.
 
@@ -217,6 +226,15 @@ class Calls(Generic[LinesT]):
         """
         given = {"from_stage": from_stage, "dry_run": dry_run, "limit": limit, "cursor": cursor}
         return (yield from _act("retry", {**filter, **given}))
+
+    def advance_all(
+        self, filter: JobsFilter, *, dry_run: bool = False, limit: int | None = None, cursor: str | None = None
+    ) -> Steps[JobActionView]:
+        """Bring the jobs that match and that nobody has started to the front of their tenants' lines.
+
+        They keep the order that they have among them. Otherwise as ``cancel_all``.
+        """
+        return (yield from _act("advance", {**filter, "dry_run": dry_run, "limit": limit, "cursor": cursor}))
 
     def delete_all(
         self, filter: JobsFilter, *, dry_run: bool = False, limit: int | None = None, cursor: str | None = None
@@ -305,6 +323,13 @@ class Calls(Generic[LinesT]):
         headers = _submit_headers(idempotency_key or f"client-{uuid.uuid4().hex}", cancel_after)
         body = {**(changes or {}), "from_stage": from_stage}
         return (yield from _view(JobView, HttpRequest("POST", _path(job_id, "/fork"), headers=headers, json=body)))
+
+    def advance(self, job_id: str) -> Steps[JobView]:
+        """Bring a job to the front of its tenant's line, and return it.
+
+        Raises NotFound, and Conflict for one that has begun or ended, or before which very many jobs stand.
+        """
+        return (yield from _view(JobView, HttpRequest("POST", _path(job_id, "/advance"))))
 
     def delete(self, job_id: str) -> Steps[None]:
         """Delete a job with its result and artifacts. Raises Conflict if the job has not ended, and NotFound."""

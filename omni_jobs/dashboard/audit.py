@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Response
 
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
+from omni_jobs.dashboard.plug import child_of_label, label_of_process
 from omni_jobs.dashboard.templates import shortened
 from omni_jobs.dashboard.visit import Operates, Visit
 from omni_jobs.http.process import short_switch_interval
@@ -22,11 +23,12 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _PAGE: Final = 50
 _LONGEST_DETAILS: Final = 300  # characters
-_ACTORS: Final[Mapping[str, str]] = {
+ACTORS: Final[Mapping[str, str]] = {
     "anyone": "anyone, without a key",
     "proxy": "a tenant of the proxy",
     "command": "a command on the database",
 }
+"""Who did something without a key, as a page calls it."""
 _WORDS: Final[Mapping[str, str]] = {
     "create_key": "made the key",
     "revoke_key": "revoked the key",
@@ -38,6 +40,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "retry": "retried",
     "delete": "deleted",
     "fork": "forked",
+    "begin_action": "began the action",
+    "stop_action": "stopped the action",
     "kill": "killed the process",
     "pause": "paused the stage",
     "resume": "resumed the stage",
@@ -55,6 +59,7 @@ class ActLine:
 
     act: PastAct
     at: datetime
+    target: str  # as the pages call it
     actor: str
     key: ApiKeyView | None
     word: str
@@ -82,8 +87,9 @@ async def _content(visit: Visit, target: str | None, before: str | None) -> Frag
         at, _, id_ = (before or "").partition(",")
         services, sees = visit.services, visit.caller.sees
         with short_switch_interval():
+            child = None if target is None else child_of_label(target)
             acts = services.jobs.acts(
-                tenant=sees, target=target, before=(float(at), id_) if before else None, at_most=_PAGE + 1
+                tenant=sees, target=child, before=(float(at), id_) if before else None, at_most=_PAGE + 1
             )
             keys = {key.id: key for key in ApiKeys(services.db).all(sees)} if acts else {}
         lines = [_line(act, keys) for act in acts[:_PAGE]]
@@ -104,7 +110,8 @@ def _line(act: PastAct, keys: Mapping[str, ApiKeyView]) -> ActLine:
     return ActLine(
         act,
         datetime.fromtimestamp(act.at, UTC),
-        _ACTORS.get(act.actor, act.actor),
+        label_of_process(act.target) if act.action == "kill" else act.target,
+        ACTORS.get(act.actor, act.actor),
         keys.get(act.actor),
         _WORDS.get(act.action, act.action.replace("_", " ")),
         _link(act),
@@ -124,6 +131,8 @@ def _link(act: PastAct) -> str | None:
     """Return the path of the page of what an action was done to; None: it has none, or has it no longer."""
     if JOB_ID.fullmatch(act.target):
         return None if act.action == "delete" else f"/jobs/{act.target}"
+    if act.action in ("begin_action", "stop_action"):
+        return f"/actions/{act.target}"
     if act.action in ("pause", "resume"):
         return "/stages"
     if act.action in ("drain", "undrain"):

@@ -1,4 +1,4 @@
-"""The charts of the overview: how each stage stood and what it did, over an hour, a day or a month.
+"""The charts of the overview: how each stage stood and what it did, over an hour, a day, a week or a month.
 
 Only operators see them, because what all stages do tells of other tenants' jobs.
 """
@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial, reduce
 from typing import Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Response
 
 from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.over import Over
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import failed_of
 from omni_jobs.dashboard.visit import Operates, Visit
@@ -31,25 +31,17 @@ _OTHERS: Final = "others"
 _MOST_KEPT_S: Final = 60.0
 
 
-class Over(StrEnum):
-    """A time that the charts show."""
-
-    HOUR = "hour"
-    DAY = "day"
-    MONTH = "month"
-
-
 class _Scale(NamedTuple):
     step_s: Literal[10, 300, 7200]  # of the samples
-    span_s: int
     point_s: int  # of the time that a point stands for
     again_s: int  # after which a page asks again
 
 
 _SCALES: Final[Mapping[Over, _Scale]] = {
-    Over.HOUR: _Scale(FINE_S, 3600, 60, 10),
-    Over.DAY: _Scale(COARSE_S, 86_400, 900, 60),
-    Over.MONTH: _Scale(LONG_S, 30 * 86_400, 21_600, 600),
+    Over.HOUR: _Scale(FINE_S, 60, 10),
+    Over.DAY: _Scale(COARSE_S, 900, 60),
+    Over.WEEK: _Scale(LONG_S, 7200, 300),
+    Over.MONTH: _Scale(LONG_S, 21_600, 600),
 }
 
 
@@ -170,7 +162,7 @@ async def charts_fragment(visit: Visit, over: Over) -> Fragment:
 
     def read() -> Mapping[str, Any]:
         end = int(datetime.now(UTC).timestamp() // scale.point_s + 1) * scale.point_s
-        begin = end - scale.span_s
+        begin = end - over.seconds
         charts, trouble = None, None
         with short_switch_interval():
             try:

@@ -5,11 +5,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 
 from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.over import Over
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.process import short_switch_interval
@@ -20,10 +21,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _MOST: Final = 50
 _BARS: Final = 48
 BAR_HEIGHT: Final = 28  # pixels
-_SPANS: Final[Mapping[str, float]] = {"hour": 3600.0, "day": 86_400.0, "week": 7 * 86_400.0, "month": 30 * 86_400.0}
-
-Period = Literal["hour", "day", "week", "month"]
-_AskedPeriod = Annotated[Period, Query(description="the time whose errors are counted, until now")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +34,39 @@ class KindLine:
 
 
 @router.get("/errors")
-async def show_errors(visit: Looks, span: _AskedPeriod = "day") -> Response:
+async def show_errors(visit: Looks, over: Over = Over.DAY) -> Response:
     """Show the kinds of errors that attempts ended with, the most frequent first."""
-    return await visit.page("errors", "Errors", content=await _content(visit, span), span=span, spans=list(_SPANS))
+    return await visit.page("errors", "Errors", content=await _content(visit, over), over=over, overs=list(Over))
 
 
 @router.get("/fragments/errors")
-async def errors_content(visit: Looks, span: _AskedPeriod = "day") -> Response:
+async def errors_content(visit: Looks, over: Over = Over.DAY) -> Response:
     """Return what of the page changes."""
-    return visit.answer(await _content(visit, span))
+    return visit.answer(await _content(visit, over))
 
 
-async def _content(visit: Visit, span: Period) -> Fragment:
-    return await visit.fragment("errors", lambda: _read(visit, span), span)
+async def _content(visit: Visit, over: Over) -> Fragment:
+    return await visit.fragment("errors", lambda: _read(visit, over), over)
 
 
-def _read(visit: Visit, span: Period) -> Mapping[str, Any]:
+def _read(visit: Visit, over: Over) -> Mapping[str, Any]:
     jobs, tenant = visit.services.jobs, visit.caller.sees
-    whole_s = _SPANS[span]
+    whole_s = over.seconds
     step_s = whole_s / _BARS
     until = math.ceil(time.time() / step_s) * step_s  # so that bars stay as they are while time goes on
     since = until - whole_s
     with short_switch_interval():
         kinds = jobs.error_kinds(since, until, tenant=tenant, at_most=_MOST + 1)
-        lines = [
-            KindLine(kind, _at(kind.first_at), _at(kind.last_at), bars_of(counts))
-            for kind in kinds[:_MOST]
-            for counts in [jobs.error_counts(since, until, step_s, fingerprint=kind.fingerprint, tenant=tenant)]
-        ]
+        shown = kinds[:_MOST]
+        fingerprints = [kind.fingerprint for kind in shown]
+        counts = jobs.error_counts(since, until, step_s, fingerprints=fingerprints, tenant=tenant)
+    lines = [KindLine(kind, _at(kind.first_at), _at(kind.last_at), bars_of(counts[kind.fingerprint])) for kind in shown]
     return {
         "now": datetime.now(UTC),
         "lines": lines,
         "has_more": len(kinds) > _MOST,
         "most": _MOST,
-        "span_word": span,
+        "over": over,
         "width": _BARS * 4,
         "height": BAR_HEIGHT,
     }

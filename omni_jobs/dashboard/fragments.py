@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from omni_jobs.watch.cached_value import CachedValue
 
+POLLED_S: Final = 1.8
+"""How long a fragment is kept for which pages ask every two seconds: one page alone always gets a new one."""
 _KEPT_S: Final = 1.0
 _MOST_KEPT_S: Final = 4.0  # however long it takes on a busy machine, because people wait for what they see
 _MOST: Final = 256  # a page of jobs has some 100 kB

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Request, Response
 from omni_jobs.api.asked_job import asked_job
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
-from omni_jobs.dashboard.shown_job import LONGEST_TEXT, shown_job, shown_json
+from omni_jobs.dashboard.shown_job import shown_job, shown_json
 from omni_jobs.dashboard.snippets import snippets_of
-from omni_jobs.dashboard.templates import shortened
 from omni_jobs.dashboard.timeline import timeline_of, words_of
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
 from omni_jobs.errors import InvalidRequest
@@ -28,6 +27,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _MOST_FORM: Final = 256 << 10
 _MOST_EVENTS: Final = 100
+_LONGEST_SNIPPET: Final = 400_000  # characters; a longer one is not shown, because a part of it sends nothing
 
 
 @router.get("/jobs/{job_id}")
@@ -51,10 +51,14 @@ async def _content(visit: Visit, job_id: str, *, with_text: bool, ended: bool = 
         with short_switch_interval():
             job = asked_job(visit.services, visit.caller, job_id)
             events = visit.services.jobs.events(job_id, visit.caller.sees)
+            may_retry = visit.caller.may(Scope.SUBMIT) and job.status.is_final
+            retries = visit.services.jobs.retries(job_id) if may_retry else {}
         now = datetime.now(UTC)
         return {
             **shown_job(job, with_text=with_text),
             "now": now,
+            "retry_from": [stage or "" for stage, trouble in retries.items() if trouble is None],
+            "no_retry": next((trouble for stage, trouble in retries.items() if stage and trouble), None),
             "events": events[-_MOST_EVENTS:],
             "timeline": timeline_of(job, now),
             "words_of": words_of,
@@ -70,13 +74,14 @@ async def show_request(visit: Looks, job_id: JobId) -> Response:
 
     def read() -> Mapping[str, Any]:
         with short_switch_interval():
+            job = asked_job(visit.services, visit.caller, job_id)
             request = visit.services.jobs.admitted_request(job_id, visit.caller.sees)
         url = visit.services.settings.public_url or str(visit.request.base_url).rstrip("/")
         has_keys = visit.services.callers.auth == "keys"
-        snippets = snippets_of(request, url.rstrip("/"), has_keys=has_keys)
+        snippets = snippets_of(request, job.seed, url.rstrip("/"), has_keys=has_keys)
         return {
             "request": shown_json(request),
-            "snippets": [each._replace(text=shortened(each.text, LONGEST_TEXT)) for each in snippets],
+            "snippets": [each for each in snippets if len(each.text) <= _LONGEST_SNIPPET],
         }
 
     return visit.answer(await visit.fragment("request", read, job_id, str(visit.request.base_url)))

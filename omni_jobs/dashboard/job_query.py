@@ -61,9 +61,12 @@ class JobQuery:
             tenant=tenant_of(caller, action.tenant),
         )
 
-    def to_act(self, *, dry_run: bool = False, cursor: str | None = None) -> JobRetries:
-        """Return what acts on all jobs that match, whatever the page shows of them."""
-        return JobRetries(**self.action.model_dump() | {"dry_run": dry_run, "cursor": cursor})
+    def to_act(self, *, dry_run: bool = False, before: float | None = None) -> JobRetries:
+        """Return what acts on all jobs that match, whatever the page shows of them; of those made ``before`` alone."""
+        given = self.action.model_dump() | {"dry_run": dry_run, "cursor": None}
+        if before is not None:
+            given["created_before"] = min(before, given["created_before"] or before)
+        return JobRetries(**given)
 
     @property
     def values(self) -> Mapping[str, str]:

@@ -1,15 +1,19 @@
 """The list of jobs: filters in the address bar, pages by key, and what is done to many of them after a preview."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import QueryParams
 
-from omni_jobs.api.many_jobs import Verb, act_on_chosen, act_on_matching, matching_of
-from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.api.job_filters import time_of_query
+from omni_jobs.api.many_jobs import act_on_chosen, act_on_matching, matching_of
+from omni_jobs.dashboard.actions import ACTION_ID, PARTICIPLES
+from omni_jobs.dashboard.fragments import POLLED_S, Fragment
 from omni_jobs.dashboard.job_query import JobQuery
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Acts, Looks, Visit
@@ -17,6 +21,7 @@ from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form, read_form
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.http.request_parameters import JOB_ID
+from omni_jobs.jobs import ActionVerb, JobFilter, NewAction, new_action_id
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 
@@ -24,21 +29,17 @@ from omni_jobs.views import JobView
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _PAGE: Final = 50
+_ACTIONS: Final = 3  # that go on, above the list
 _SHOWN: Final = 10  # of the jobs that an action is about
 _MOST_CHOSEN: Final = 200
 _MOST_FORM: Final = 64 << 10
-_DONE: Final[Mapping[Verb, str]] = {
-    "cancel": "cancelled",
-    "retry": "retried",
-    "advance": "advanced",
-    "delete": "deleted",
-}
 
 
 @router.get("/jobs")
 async def list_jobs(visit: Looks, request: Request) -> Response:
     """Show a page of jobs."""
     query = JobQuery.of(request.query_params)
+    await _check_pipeline(visit, query)
     return await visit.page(
         "jobs",
         "Jobs",
@@ -55,32 +56,47 @@ async def list_content(visit: Looks, request: Request) -> Response:
     return visit.answer(await _content(visit, JobQuery.of(request.query_params)))
 
 
+async def _check_pipeline(visit: Visit, query: JobQuery) -> None:
+    """Raise NotFound if the query names a pipeline that is not served, and of which the caller sees no job."""
+    name = query.action.pipeline
+    if name is None or name in visit.services.pipelines:
+        return
+    wanted, threads = JobFilter(pipeline=name, tenant=visit.caller.sees), visit.services.list_threads
+    found = await threads.run(visit.caller.sees, lambda: visit.services.jobs.list(wanted, 1, brief=True))
+    if not found.jobs:
+        visit.services.pipelines.named(name, field="pipeline")
+
+
 async def _content(visit: Visit, query: JobQuery) -> Fragment:
     wanted = query.filter(visit.caller)
 
     def read() -> Mapping[str, Any]:
         with short_switch_interval():
             page = visit.services.jobs.list(wanted, _PAGE, query.cursor, brief=True)
+            under_way = visit.services.jobs.actions(visit.caller.sees, at_most=_ACTIONS, only_unended=True)
         return {
             "now": datetime.now(UTC),
             "jobs": page.jobs,
+            "actions": under_way,
             "query": query,
             "older": None if page.next_cursor is None else query.text(page.next_cursor),
             "shows_tenants": visit.caller.sees_all,
         }
 
-    return await visit.fragment("jobs", read, query.text(query.cursor))
+    return await visit.fragment("jobs", read, query.text(query.cursor), kept_s=POLLED_S)
 
 
 @router.post("/jobs/actions")
 async def preview_action(visit: Acts, request: Request) -> Response:
     """Show how many jobs an action is about, and which, before it is done."""
     form = await _form(request)
-    verb, query, chosen = _verb(form), _query(form), _chosen(form)
+    verb, query, chosen, before = _verb(form), _query(form), _chosen(form), time.time()
+    await _check_pipeline(visit, query)
     if form.only_text("of") == "matching":
         chosen = []
-        counted = await act_on_matching(visit.services, visit.caller, verb, query.to_act(dry_run=True))
-        wanted = matching_of(visit.caller, verb, query.to_act())
+        wanted = _wanted(visit, verb, query, before)
+        counting = query.to_act(dry_run=True, before=before)
+        counted = await act_on_matching(visit.services, visit.caller, verb, counting)
         page = await visit.services.list_threads.run(
             visit.caller.sees, lambda: visit.services.jobs.list(wanted, _SHOWN, brief=True)
         )
@@ -91,11 +107,13 @@ async def preview_action(visit: Acts, request: Request) -> Response:
     else:
         raise InvalidRequest("choose jobs first, or all that match the filter", field="job")
     return await visit.page(
-        "action",
+        "action_preview",
         f"{verb.capitalize()} jobs",
         verb=verb,
         query=query,
         chosen=chosen,
+        before=repr(before),
+        action_id=new_action_id(),
         count=count,
         goes_on=goes_on,
         shown=shown,
@@ -105,32 +123,36 @@ async def preview_action(visit: Acts, request: Request) -> Response:
 
 @router.post("/jobs/actions/run")
 async def run_action(visit: Acts, request: Request) -> Response:
-    """Do an action to the jobs that were chosen, or to some more of those that match, and say what was done so far.
+    """Do an action to the jobs that were chosen, and say what became of them; or begin one on those that match.
 
-    The page goes on by itself until no further job matches. What is left to do stands in its form alone, so it goes
-    on as well when the server was started anew meanwhile, and stops with the page.
+    That goes on by itself, on any server, and has its page. It is about jobs that were there when it was previewed. A
+    form that is sent twice begins one.
     """
     form = await _form(request)
     verb, query, chosen = _verb(form), _query(form), _chosen(form)
     if chosen:
         done = await act_on_chosen(visit.services, visit.caller, verb, chosen)
-    else:
-        cursor = form.only_text("cursor") or None
-        if cursor is not None and not JOB_ID.fullmatch(cursor):
-            raise InvalidRequest("is no id of a job", field="cursor")
-        done = await act_on_matching(visit.services, visit.caller, verb, query.to_act(cursor=cursor))
-    visit.forget()
-    return await visit.page(
-        "action_done",
-        f"{done.changed:,} {_DONE[verb]}",
-        verb=verb,
-        done_word=_DONE[verb],
-        query=query,
-        done=done,
-        changed=_number(form, "changed") + done.changed,
-        skipped=_number(form, "skipped") + sum(each.count for each in done.skipped),
-        total=_number(form, "total"),
-    )
+        visit.forget()
+        title = f"{done.changed:,} {PARTICIPLES[verb]}"
+        return await visit.page("action_done", title, participle=PARTICIPLES[verb], query=query, done=done)
+    action_id = form.only_text("action") or new_action_id()
+    if not ACTION_ID.fullmatch(action_id):
+        raise InvalidRequest("is no id of an action", field="action")
+    wanted = _wanted(visit, verb, query, _moment(form))
+    new = NewAction(action_id, verb, wanted, query.text(), visit.caller.actor, visit.caller.sees)
+    await visit.services.list_threads.run(visit.caller.sees, lambda: visit.services.jobs.begin_action(new))
+    visit.services.actions.wake()
+    return visit.moved(f"/actions/{action_id}")
+
+
+def _wanted(visit: Visit, verb: ActionVerb, query: JobQuery, before: float) -> JobFilter:
+    """Return the filter of an action, which leaves jobs alone that came after this moment.
+
+    Raises InvalidRequest and MissingScope, also for a query without a filter.
+    """
+    wanted = matching_of(visit.caller, verb, query.to_act())
+    earliest = before if wanted.created_before is None else min(before, wanted.created_before)
+    return replace(wanted, created_before=earliest)
 
 
 def _some(visit: Visit, chosen: Sequence[str]) -> list[JobView]:
@@ -147,11 +169,11 @@ async def _form(request: Request) -> Form:
     return await read_form(request, _MOST_FORM, max_files=0, max_texts=most, max_text_bytes=_MOST_FORM)
 
 
-def _verb(form: Form) -> Verb:
+def _verb(form: Form) -> ActionVerb:
     verb = form.only_text("verb")
-    if verb not in get_args(Verb):
-        raise InvalidRequest(f"must be one of {', '.join(get_args(Verb))}", field="verb")
-    return cast(Verb, verb)
+    if verb not in get_args(ActionVerb):
+        raise InvalidRequest(f"must be one of {', '.join(get_args(ActionVerb))}", field="verb")
+    return cast(ActionVerb, verb)
 
 
 def _query(form: Form) -> JobQuery:
@@ -170,8 +192,14 @@ def _chosen(form: Form) -> list[str]:
     return chosen
 
 
-def _number(form: Form, name: str) -> int:
-    text = form.only_text(name) or "0"
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise InvalidRequest("must be a whole number", field=name)
-    return int(text)
+def _moment(form: Form) -> float:
+    """Return when an action was previewed, in seconds since 1970; now, if no form says. Raises InvalidRequest."""
+    text = form.only_text("before")
+    if not text:
+        return time.time()
+    try:
+        moment = time_of_query(text)
+    except ValueError:
+        raise InvalidRequest("must be a time in seconds since 1970", field="before") from None
+    now = time.time()
+    return now if moment is None else min(moment, now)

@@ -7,7 +7,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request, Response
 
 from omni_jobs.dashboard.page_route import PageRoute
-from omni_jobs.dashboard.tenants import tenant_of
+from omni_jobs.dashboard.tenants import seen_tenant
 from omni_jobs.dashboard.visit import Operates, Visit
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form, read_form
@@ -27,7 +27,7 @@ async def create_key(visit: Operates, name: str, request: Request) -> Response:
     life_s, scopes, label = _life_s(form), form.texts.get("scope", []), (form.only_text("label") or "").strip() or None
 
     def create() -> NewApiKey:
-        tenant = tenant_of(visit, name)
+        tenant = seen_tenant(visit, name)
         return ApiKeys(visit.services.db).create(
             tenant.name, scopes, name=label, expires_in_s=life_s, by=visit.caller.actor
         )

@@ -1,4 +1,4 @@
-"""What of a server needs a person, as the overview says it: jobs, stages, the rescuer, keys."""
+"""What of a server needs a person, as the overview says it: jobs, stages, the rescuer, the broker, keys."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,20 +26,32 @@ class Need(NamedTuple):
 
 
 def needs_of(
-    services: Services, caller: Caller, now: datetime, workers: Sequence[WorkerView], standing: Sequence[StageLoad]
+    services: Services,
+    caller: Caller,
+    now: datetime,
+    workers: Sequence[WorkerView],
+    standing: Sequence[StageLoad],
+    *,
+    broker_is_away: bool,
 ) -> list[Need]:
     """Return what needs a person, as far as the caller sees it.
 
-    ``standing``: the stages that have work and no worker. Call it on a thread.
+    ``standing``: the stages that have work and no worker, or whose engine is down. Call it on a thread.
     """
     needs = _quarantined(services, caller)
     lines = [
-        Need(f"{load.pipeline}.{load.stage}: {plural(load.queued, 'stage run')} queued, and no worker", "/stages")
+        Need(
+            f"{load.pipeline}.{load.stage}: {plural(load.queued, 'stage run')} queued, and "
+            f"{'its engine is down' if load.down else 'no worker'}",
+            "/stages",
+        )
         for load in standing
     ]
     needs += _few(lines, "stage with work and no worker", "stages with work and no worker", "/stages")
     if caller.operates:
         needs += _rescuer(services, now, workers)
+        if broker_is_away:
+            needs.append(Need("the broker takes no doorbells, so workers find their work by polling alone", "/workers"))
         if services.callers.auth == "keys":
             needs += _expiring_keys(services, caller, now)
     return needs

@@ -8,13 +8,14 @@ from typing import Any, Final
 from fastapi import APIRouter, Response
 
 from omni_jobs.api.stage_loads import is_shown_picture, stage_loads, without_long_progress
-from omni_jobs.dashboard.charts import Over, charts_fragment
+from omni_jobs.dashboard.charts import charts_fragment
 from omni_jobs.dashboard.drawing import BOX_HEIGHT, BOX_WIDTH, RATED_HEIGHT, Drawing, drawn
-from omni_jobs.dashboard.fragments import Fragment
+from omni_jobs.dashboard.fragments import POLLED_S, Fragment
 from omni_jobs.dashboard.needs_a_person import needs_of
+from omni_jobs.dashboard.over import Over
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
-from omni_jobs.dashboard.troubles import NO_WORKER, trouble_of, wait_reasons
+from omni_jobs.dashboard.troubles import ENGINE_DOWN, NO_WORKER, trouble_of
 from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
@@ -89,22 +90,26 @@ async def newest_content(visit: Looks) -> Response:
 
 
 async def _content(visit: Visit) -> Fragment:
-    return await visit.fragment("overview", lambda: _read_stages(visit))
+    broker_is_away = visit.caller.operates and visit.services.readiness.broker_is_away()
+    return await visit.fragment(
+        "overview", lambda: _read_stages(visit, broker_is_away), broker_is_away, kept_s=POLLED_S
+    )
 
 
 async def _newest(visit: Visit) -> Fragment:
-    return await visit.fragment("newest", lambda: _read_newest(visit))
+    return await visit.fragment("newest", lambda: _read_newest(visit), kept_s=POLLED_S)
 
 
-def _read_stages(visit: Visit) -> Mapping[str, Any]:
+def _read_stages(visit: Visit, broker_is_away: bool) -> Mapping[str, Any]:
     services, caller = visit.services, visit.caller
     with short_switch_interval():
         counts = services.jobs.counts(None if caller.operates else caller.sees)
         # The number of jobs leads to their list, which has the caller's own.
         own = services.jobs.counts(caller.sees) if caller.operates and caller.sees is not None else counts
         workers = list(services.jobs.workers())
-        loads = stage_loads(services.pipelines, counts, workers, services.jobs.paused_stages())
-        reasons = wait_reasons(services, caller.sees)
+        paused, down = services.jobs.paused_stages(), services.jobs.down_engines()
+        loads = stage_loads(services.pipelines, counts, workers, paused, down)
+        reasons = services.jobs.wait_reasons(caller.sees)
         now = datetime.now(UTC)
         until = now.timestamp()
         # What all stages do tells of other tenants' jobs.
@@ -112,8 +117,10 @@ def _read_stages(visit: Visit) -> Mapping[str, Any]:
         rates = rates_of(samples)
         height = RATED_HEIGHT if rates else BOX_HEIGHT
         pipelines = _drawings(visit, loads, reasons, rates, height)
-        without_worker = [box.load for each in pipelines for box in each.boxes if box.trouble == NO_WORKER]
-        needs = needs_of(services, caller, now, workers, without_worker)
+        without_worker = [
+            box.load for each in pipelines for box in each.boxes if box.trouble in (NO_WORKER, ENGINE_DOWN)
+        ]
+        needs = needs_of(services, caller, now, workers, without_worker, broker_is_away=broker_is_away)
     return {
         "jobs": own.jobs,
         "needs": needs,

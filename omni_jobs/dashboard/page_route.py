@@ -44,7 +44,8 @@ def error_page(request: Request, error: OmniJobsError) -> Response:
     """Return the page that says an error."""
     note_error(request, error)
     shape = shape_of(error)
-    html = rendered("error.html", **frame_of(request), page="error", title=f"{error.http_status}", error=shape)
+    frame = frame_of(request, getattr(request.state, "caller", None))
+    html = rendered("error.html", **frame, page="error", title=f"{error.http_status}", error=shape)
     headers = {**headers_of(error), **PAGE_HEADERS}
     headers.pop("WWW-Authenticate", None)
     return Response(html.encode("utf-8", "replace"), error.http_status, headers, media_type="text/html")

@@ -35,7 +35,6 @@ _GRACE_S: Final = 60.0  # the last job of a stream may be sent again for so long
 _MADE_BY: Final = ("made_by", "plug")  # the label of all jobs of all streams
 _STREAM: Final = "stream"  # the name of the metadata that name the stream
 _STREAM_ID: Final = "^[0-9]{10}-[0-9a-f]{8}$"  # the seconds since 1970 when it began, and a random number
-_ACTS_SEEN: Final = 200
 _KILLS_SHOWN: Final = 25
 _MOST_FORM: Final = 4 << 10
 _WORDS: Final = {VALKEY: "the broker", API: "the API"}
@@ -176,13 +175,14 @@ def _read(visit: Visit, plugs: Plugs) -> Mapping[str, Any]:
     newest = jobs.list(JobFilter(metadata=(_MADE_BY,), tenant=sees), limit=1, brief=True).jobs
     stream = newest[0].metadata.get(_STREAM, "") if newest else ""
     tally = jobs.tally(_STREAM, stream, sees)
-    acts = jobs.acts(at_most=_ACTS_SEEN)
+    begun_at = tally.jobs[0].created_at if tally.jobs else datetime.now(UTC)
+    kills = jobs.acts(action="kill", since=begun_at.timestamp(), at_most=_KILLS_SHOWN)
     sockets, trouble = _sockets(plugs)
     return {
         "now": datetime.now(UTC),
         "stream": stream,
         "tally": tally,
-        "kills": kills_of(acts, tally)[:_KILLS_SHOWN],
+        "kills": kills_of(kills, tally),
         "sockets": sockets,
         "trouble": trouble,
         "has_echo": any(each.process.startswith(f"worker {_PIPELINE}.") for each in sockets) or trouble is not None,
@@ -209,13 +209,14 @@ def label_of_process(child: str) -> str:
     return _WORDS.get(child, child)
 
 
+def child_of_label(label: str) -> str:
+    """Return the child of the stack that a page calls so; what none is called stays as it is."""
+    return next((child for child, word in _WORDS.items() if word == label), label)
+
+
 def kills_of(acts: Sequence[PastAct], tally: Tally) -> list[Kill]:
-    """Return the kills since the first job of a stream was accepted, the newest first."""
-    if not tally.jobs:
-        return []
-    begun_at = tally.jobs[0].created_at
-    kills = ((act, datetime.fromtimestamp(act.at, UTC)) for act in acts if act.action == "kill")
-    return [_kill(act, at, tally) for act, at in kills if at >= begun_at]
+    """Return what each of these kills did to the jobs of a stream."""
+    return [_kill(act, datetime.fromtimestamp(act.at, UTC), tally) for act in acts]
 
 
 def _kill(act: PastAct, at: datetime, tally: Tally) -> Kill:

@@ -5,6 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Depends
 
 from omni_jobs.dashboard import (
+    actions,
     audit,
     charts,
     error_kinds,
@@ -26,6 +27,7 @@ from omni_jobs.dashboard import (
 from omni_jobs.http.request_parameters import check_query
 
 PAGES: Final = (
+    actions,
     audit,
     charts,
     error_kinds,

@@ -79,6 +79,6 @@ def _own(path: str) -> str:
 
 def _form(request: Request, to: str, error: OmniJobsError | None = None) -> Response:
     shape = None if error is None else shape_of(error)
-    html = rendered("signin.html", **frame_of(request), page="signin", title="Sign in", to=to, error=shape)
+    html = rendered("signin.html", **frame_of(request, None), page="signin", title="Sign in", to=to, error=shape)
     status = 200 if error is None else error.http_status
     return Response(html, status, {**PAGE_HEADERS, "Cache-Control": "no-store"}, media_type="text/html")

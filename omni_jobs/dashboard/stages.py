@@ -15,7 +15,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.overview import RATED_S
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
-from omni_jobs.dashboard.troubles import trouble_of, wait_reasons
+from omni_jobs.dashboard.troubles import trouble_of
 from omni_jobs.dashboard.visit import Looks, Operates, Visit
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.jobs import FINE_S, StageName
@@ -76,8 +76,8 @@ def _read(visit: Visit) -> Mapping[str, Any]:
     with short_switch_interval():
         counts = services.jobs.counts(None if operates else visit.caller.sees)
         paused = services.jobs.paused_stages()
-        loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused)
-        reasons = wait_reasons(services, visit.caller.sees)
+        loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused, services.jobs.down_engines())
+        reasons = services.jobs.wait_reasons(visit.caller.sees)
         calibrations = services.jobs.calibrations() if operates else []
         until = datetime.now(UTC).timestamp()
         # What all stages do tells of other tenants' jobs.

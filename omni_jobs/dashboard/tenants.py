@@ -122,7 +122,7 @@ async def show_tenant(visit: Operates, name: str) -> Response:
 
 def _read_tenant(visit: Visit, name: str) -> Mapping[str, Any]:
     services, now = visit.services, datetime.now(UTC)
-    tenant = tenant_of(visit, name)
+    tenant = seen_tenant(visit, name)
     waiting = {pipeline: count for (pipeline, its), count in services.jobs.backlog().items() if its == name}
     used = services.jobs.usage(_first_day(), now.date(), by=["pipeline"], tenant=name)
     keys = ApiKeys(services.db).all(name)
@@ -159,14 +159,14 @@ async def set_tenant(visit: Operates, name: str, request: Request) -> Response:
     limits = {limit: _number(form, limit) for limit in _LIMITS if _is_changed(form, limit)}
 
     def change() -> None:
-        tenant = tenant_of(visit, name)
+        tenant = seen_tenant(visit, name)
         Tenants(visit.services.db).set(tenant.name, weight, limits, by=visit.caller.actor)
 
     await run_sync(change)
     return visit.moved(f"/tenants/{name}")
 
 
-def tenant_of(visit: Visit, name: str) -> TenantView:
+def seen_tenant(visit: Visit, name: str) -> TenantView:
     """Return a tenant that the caller sees. Raises NotFound. Call it on a thread."""
     if visit.caller.sees in (None, name):
         for tenant in Tenants(visit.services.db).all():

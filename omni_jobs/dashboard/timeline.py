@@ -1,25 +1,31 @@
-"""``timeline_of``: a job's stages drawn to scale: what waited and what ran, attempt by attempt. It reads nothing."""
+"""``timeline_of``: a job's stages drawn to scale: their waits and the steps of each attempt. It reads nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from omni_jobs.dashboard.templates import bytes_text, seconds_between, shortened, span
 from omni_jobs.states import StageRunState
-from omni_jobs.views import JobView, StageRunView
+from omni_jobs.views import AttemptErrorView, JobView, StageRunView
 
 _STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 _MOST_TICKS: Final = 6
 _LEAST_SPAN_S: Final = 0.1
 _LEAST_WIDTH: Final = 0.3  # %, so that what was short is seen
 
-BarKind = Literal["waited", "failed", "running", "succeeded", "cancelled"]
+BarKind = Literal["waited", "loaded", "ran", "stored", "running", "failed", "cancelled"]
+_Part = tuple[BarKind, datetime, datetime, str]  # what it was, from when, until when, in words
+_STEPS: Final[Sequence[BarKind]] = ("loaded", "ran", "stored")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A time of a stage. ``left`` and ``width`` are percentages of the whole, and ``title`` says what it was."""
+    """A time of a stage. ``left`` and ``width`` are percentages of the whole, and ``title`` says what it was.
+
+    A step that an attempt came through is loaded, ran or stored. The one in which it ended otherwise, or is now, has
+    the kind of that.
+    """
 
     kind: BarKind
     left: float
@@ -63,38 +69,65 @@ def timeline_of(job: JobView, now: datetime) -> Timeline:
 
     lines = []
     for stage in job.stages:
-        bars: list[Bar] = []
+        parts: list[_Part] = []
         since = stage.queued_at
         for error in sorted(stage.errors, key=lambda each: each.at):
             begun = error.started_at or since or error.at
             if since is not None and begun > since:
-                bars.append(bar("waited", since, begun, "waited"))
-            bars.append(bar("failed", begun, error.at, f"attempt {error.attempt} failed"))
+                parts.append(("waited", since, begun, "waited"))
+            parts += _steps(error, begun, error.at, "failed")
             since = error.at
-        lines.append(StageLine(stage.name, [*bars, *(bar(*part) for part in _last(stage, since, end))]))
+        parts += _last(stage, since, end)
+        lines.append(StageLine(stage.name, [bar(*part) for part in parts]))
     return Timeline(lines, _ticks(whole), whole)
 
 
-def _last(stage: StageRunView, since: datetime | None, end: datetime) -> list[tuple[BarKind, datetime, datetime, str]]:
-    """Return the wait for the last attempt of a stage, and that attempt, unless it is one that failed."""
+def _last(stage: StageRunView, since: datetime | None, end: datetime) -> list[_Part]:
+    """Return the wait for the last attempt of a stage, and its steps, unless it is one that failed."""
     begun = stage.started_at
     waits_again = begun is not None and since is not None and begun <= since  # the last attempt is the failed one
-    parts: list[tuple[BarKind, datetime, datetime, str]] = []
+    parts: list[_Part] = []
     if since is not None and stage.status is not StageRunState.FAILED:
         has_run = begun is not None and not waits_again and stage.status is not StageRunState.QUEUED
         until = begun if has_run and begun is not None else stage.finished_at or end
         parts.append(("waited", since, until, "waited"))
     if begun is None or waits_again or stage.status in (StageRunState.QUEUED, StageRunState.FAILED):
         return parts
-    kind: BarKind = (
+    kind: Literal["succeeded", "cancelled", "running"] = (
         "succeeded"
         if stage.status is StageRunState.SUCCEEDED
         else "cancelled"
         if stage.status is StageRunState.CANCELLED
         else "running"
     )
-    word = {"succeeded": "ran", "cancelled": "ran until it was cancelled", "running": "runs"}[kind]
-    return [*parts, (kind, begun, stage.finished_at or end, f"attempt {stage.attempt} {word}")]
+    return [*parts, *_steps(stage, begun, stage.finished_at or end, kind)]
+
+
+def _steps(
+    of: StageRunView | AttemptErrorView,
+    begun: datetime,
+    until: datetime,
+    end: Literal["succeeded", "failed", "cancelled", "running"],
+) -> Iterator[_Part]:
+    """Yield the steps of an attempt: those that it came through, then the one in which it ended, or is.
+
+    What is left until the end belongs to the last one, so that of one that succeeded it holds the record of its end.
+    """
+    known = [each for each in (of.load_s, of.run_s, of.store_s) if each is not None]
+    passed = known if end == "running" else known[:-1]
+    attempt = f"attempt {of.attempt}"
+    for step, seconds in zip(_STEPS, passed, strict=False):
+        step_end = min(begun + timedelta(seconds=seconds), until)
+        yield step, begun, step_end, f"{attempt} {step}"
+        begun = step_end
+    last = _STEPS[len(known) - 1] if known else "ran"
+    in_step = f" while it {last}" if known else ""
+    if end == "succeeded":
+        yield last, begun, until, f"{attempt} {last}"
+    elif end == "running":
+        yield end, begun, until, f"{attempt} runs"
+    else:
+        yield end, begun, until, f"{attempt} {'failed' if end == 'failed' else 'was cancelled'}{in_step}"
 
 
 def words_of(stage: StageRunView) -> list[str]:
@@ -103,11 +136,12 @@ def words_of(stage: StageRunView) -> list[str]:
     progress = stage.progress
     if stage.status is StageRunState.RUNNING and progress is not None:
         total = "" if progress.total is None else f" / {progress.total:,}"
-        words.append(f"{progress.done:,}{total} {shortened(progress.unit, 40)}")
+        counted = progress.done if progress.total is None else progress.total
+        words.append(f"{progress.done:,}{total} {shortened(progress.unit_of(counted), 40)}")
     elif stage.status is StageRunState.SUCCEEDED:
         words.append(span(seconds_between(stage.started_at, stage.finished_at)))
         if progress is not None:
-            words.append(f"{progress.done:,} {shortened(progress.unit, 40)}")
+            words.append(f"{progress.done:,} {shortened(progress.unit_of(progress.done), 40)}")
     elif stage.reason is not None:
         words.append(stage.reason.replace("_", " "))
     if progress is not None and progress.resumed_at is not None:

@@ -74,9 +74,9 @@ async def submit_trial(visit: Acts, request: Request) -> Response:
     except OmniJobsError as error:
         note_error(request, error)
         problems = {trial.place_of(error.field, form): shape_of(error)["message"]}
-        return await _page(visit, pipeline.name, form=form, problems=problems, status=error.http_status)
+        return await _page(visit, pipeline.label, form=form, problems=problems, status=error.http_status)
     if job_id is None:
-        return await _page(visit, pipeline.name, form=form, problems=problems, status=InvalidRequest.http_status)
+        return await _page(visit, pipeline.label, form=form, problems=problems, status=InvalidRequest.http_status)
     if "hx-request" not in request.headers:
         return visit.moved(f"/jobs/{job_id}")
     visit.forget()
@@ -166,7 +166,7 @@ def _choices(visit: Visit) -> list[PipelineChoice]:
     with short_switch_interval():
         at_work = {worker.pipeline for worker in services.jobs.workers()}
     choices = [
-        PipelineChoice(name, name in at_work, services.unavailable_reason(pipeline))
+        PipelineChoice(name, pipeline.name in at_work, services.unavailable_reason(pipeline))
         for name, pipeline in services.pipelines.items()
     ]
     return sorted(choices, key=lambda each: (each.trouble is not None, not each.has_workers, each.name))

@@ -21,7 +21,10 @@ _PARTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Of each kind of file the type of its part of a message, and where its bytes stand in that."""
 _DRAWN: Final = ("image", "video")
-_GENERAL: Final = ("model", "once", "text", "system", "modalities", "audio.voice", "seed", "previews")
+_GENERAL: Final = (
+    *("model", "once", "text", "system", "modalities"),
+    *("audio.voice", "seed", "previews", "keep_payloads"),
+)
 _CHECKED: Final = "on"
 
 
@@ -88,6 +91,11 @@ class TrialForm:
         return any(each.modality in _DRAWN for each in self.outputs)
 
     @property
+    def can_be_forked(self) -> bool:
+        """Whether a job has a stage from which it can be run anew with something else."""
+        return len(self.pipeline.stages) > 1
+
+    @property
     def names(self) -> set[str]:
         """The names of its fields."""
         formats = {f"{each.modality}.format" for each in self.outputs}
@@ -110,7 +118,8 @@ class TrialForm:
             **_options(form),
             "stages": self._parameters(form, problems) or None,
             "seed": _seed(form, problems),
-            "previews": True if form.texts.get("previews") == [_CHECKED] else None,
+            "previews": _is_checked(form, "previews"),
+            "keep_payloads": _is_checked(form, "keep_payloads"),
         }
         return {name: value for name, value in request.items() if value is not None}, problems
 
@@ -205,6 +214,11 @@ def _seed(form: Form, problems: dict[str, str]) -> int | None:
         problems["seed"] = "must be a whole number"
         return None
     return int(text)
+
+
+def _is_checked(form: Form, name: str) -> bool | None:
+    """Return True for a box that is checked; None: the request says nothing of it."""
+    return True if form.texts.get(name) == [_CHECKED] else None
 
 
 def _text(form: Form, name: str) -> str:

@@ -81,14 +81,16 @@ class Visit:
         return moved(self.root, path)
 
     def _given(self) -> dict[str, Any]:
-        return {**frame_of(self.request), "caller": self.caller, "may_act": self.caller.may(Scope.SUBMIT)}
+        return frame_of(self.request, self.caller)
 
 
-def frame_of(request: Request) -> dict[str, Any]:
-    """Return what every page is given, whoever looks: its paths, and the navigation."""
+def frame_of(request: Request, caller: Caller | None) -> dict[str, Any]:
+    """Return what every page is given: its paths, the navigation, and who looks, if that is known."""
     services: Services = request.app.state.services
     root = services.settings.root_path
+    who = {} if caller is None else {"caller": caller, "may_act": caller.may(Scope.SUBMIT)}
     return {
+        **who,
         "root": root,
         "static": f"{root}/static/{static_version()}",
         "navigation": NAVIGATION if request.app.state.plugs is None else (*NAVIGATION, PLUG),

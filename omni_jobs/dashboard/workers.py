@@ -10,10 +10,10 @@ from typing import Any, Final
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Response
 
+from omni_jobs.api.worker_drains import set_drained
 from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Operates, Visit
-from omni_jobs.errors import NotFound
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.views import WorkerView
@@ -42,8 +42,8 @@ class Crew:
 
     @property
     def slots(self) -> int:
-        """The stage runs that they can hold."""
-        return sum(worker.slots for worker in self.workers)
+        """The stage runs that they can hold: drained ones no more than they do."""
+        return sum(worker.slots if worker.drained_at is None else worker.running for worker in self.workers)
 
 
 @router.get("/workers")
@@ -79,26 +79,15 @@ async def _content(visit: Visit) -> Fragment:
 @router.post("/workers/{worker_id}/drain")
 async def drain_worker(visit: Operates, worker_id: str) -> Response:
     """Drain a worker: it goes on with what it runs, and claims nothing more."""
-    _check_id(worker_id)
-    await run_sync(partial(visit.services.jobs.drain, worker_id, by=visit.caller.actor))
+    await run_sync(partial(set_drained, visit.services, visit.caller, worker_id, drained=True))
     return visit.moved("/workers")
 
 
 @router.post("/workers/{worker_id}/resume")
 async def resume_worker(visit: Operates, worker_id: str) -> Response:
     """Let a worker claim again."""
-    _check_id(worker_id)
-    stage = await run_sync(partial(visit.services.jobs.undrain, worker_id, by=visit.caller.actor))
-    served = visit.services.pipelines.get(stage.pipeline.name)
-    if served is not None and stage.stage in served.stages:
-        visit.services.relay.ring([served.queue(stage.stage)])
+    await run_sync(partial(set_drained, visit.services, visit.caller, worker_id, drained=False))
     return visit.moved("/workers")
-
-
-def _check_id(worker_id: str) -> None:
-    """Raise NotFound for a text that is no worker's id, and that PostgreSQL may not take."""
-    if not worker_id.isprintable():
-        raise NotFound(f"there is no worker {worker_id!r:.80}", field="worker_id")
 
 
 def crews_of(

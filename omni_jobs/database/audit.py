@@ -17,6 +17,8 @@ ActKind = Literal[
     "advance",
     "delete",
     "fork",
+    "begin_action",
+    "stop_action",
     "pause",
     "resume",
     "drain",
@@ -48,9 +50,9 @@ class Act:
     def note(self, tx: Connection, target: str, tenant: str | None, **details: Any) -> None:
         """Write it to the audit, if that has changed something.
 
-        ``target``: a job, a stage, a worker's slot, a key, a tenant or a process of the embedded stack, by its id or
-        name; of several jobs the first. ``tenant``: whose it is; None: nobody's, or several tenants'. ``details``: JSON
-        values.
+        ``target``: a job, an action on many, a stage, a worker's slot, a key, a tenant or a process of the embedded
+        stack, by its id or name; of several jobs the first. ``tenant``: whose it is; None: nobody's, or several
+        tenants'. ``details``: JSON values.
         """
         values = {"actor": self.actor, "action": self.action, "target": target, "tenant": tenant, "details": details}
         insert_unless_there(tx, AuditRow, id=self.id, at=now(), **values)

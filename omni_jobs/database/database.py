@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0015"
+REVISION = "0020"
 """The schema's revision that this build needs: the last file in ``migrations`` (a test compares the two)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
@@ -98,22 +98,25 @@ class Database:
         return self._run(self._backend.reading, query)
 
     def _run(self, engine: Engine, function: Callable[[Connection], T]) -> T:
+        def attempt() -> T:
+            with engine.begin() as connection:
+                result = function(connection)
+                session = connection.info
+            self._backend.check_kept(session)
+            return result
+
         try:
-            return self._persist(engine, function)
+            return self._persist(attempt, self._retry_for_s)
         except DatabaseUnavailable as error:
             self._observers.tell(DatabaseObserver.gave_up, error)
             raise
 
-    def _persist(self, engine: Engine, function: Callable[[Connection], T]) -> T:
-        deadline = time.monotonic() + self._retry_for_s
+    def _persist(self, attempt: Callable[[], T], for_s: float) -> T:
+        deadline = time.monotonic() + for_s
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                with engine.begin() as connection:
-                    result = function(connection)
-                    session = connection.info
-                self._backend.check_kept(session)
-                return result
+                return attempt()
             except exc.TimeoutError as error:  # every connection of the pool is in use
                 raise DatabaseUnavailable("no database connection became free") from error
             except exc.DBAPIError as error:
@@ -142,29 +145,65 @@ class Database:
         elif not (error.connection_invalidated or code.startswith(self._backend.transient)):
             raise error
 
-    def migrate(self) -> None:
-        """Bring the schema to this build's revision. Several processes may call it at once.
+    def migrate(self, revision: str = REVISION, *, on_taken: Callable[[str], object] = lambda _: None) -> None:
+        """Bring the schema to a revision, this build's or an earlier one, a transaction for each on the way.
 
-        Raises DatabaseUnavailable, also for tables that are gone from a schema of this revision, and ConfigError for
-        the schema of a newer build.
+        ``on_taken`` is called with the number of each that was made or undone. Several processes may call this at once,
+        and one that was killed goes on where it was. Raises DatabaseUnavailable, also for tables that are gone from a
+        schema of this build, and ConfigError for the schema of a newer build.
         """
-        with self._backend.migrating() as engine:
-            self._run(engine, self._upgrade)
-        self.check()
+        from omni_jobs.database.migrations import take_step  # costs as much to import as everything else here
 
-    def _upgrade(self, connection: Connection) -> None:
-        for statement in self._backend.lock_schema:  # waits until no other transaction migrates
-            connection.execute(statement)
-        from omni_jobs.database.migrations import upgrade  # costs as much to import as everything else here
+        with ExitStack() as opened:
+            engine = opened.enter_context(self._backend.migrating())
+            self._persist(lambda: opened.enter_context(self._backend.migrating_alone(engine)), self._retry_for_s)
 
-        upgrade(connection)
+            def attempt() -> str | None:
+                with engine.connect() as connection:
+                    taken = take_step(connection, revision)
+                    session = connection.info
+                self._backend.check_kept(session)
+                return None if taken is None else taken.number
+
+            try:
+                while taken := self._persist(attempt, max(self._retry_for_s, self._backend.migration_locks_s)):
+                    on_taken(taken)
+            except DatabaseUnavailable as error:
+                raise DatabaseUnavailable(
+                    f"{error.message}. The migration stopped between two revisions, and no row is lost: mend the fault "
+                    "and run omni-jobs migrate again, which goes on from there",
+                    because=error.because,
+                ) from error
+        if revision == REVISION:
+            self.check()
+
+    def revision(self) -> str | None:
+        """Return the schema's revision; None: the database is empty, or its file is not there.
+
+        Raises DatabaseUnavailable.
+        """
+        if not self._backend.is_there():
+            return None
+
+        def query(tx: Connection) -> str | None:
+            return tx.execute(_REVISION).scalar() if "alembic_version" in self.table_names(tx) else None
+
+        return self.read(query)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no table, or on SQLite no file. Raises DatabaseUnavailable."""
+        return not self._backend.is_there() or not self.read(self.table_names)
+
+    def table_names(self, tx: Connection) -> set[str]:
+        """Return the names of all tables."""
+        return set(tx.execute(self._backend.table_names).scalars())
 
     def check(self) -> None:
         """Raise DatabaseUnavailable unless the database has this build's tables and, on PostgreSQL, takes writes."""
         try:
             with self._backend.reading.begin() as connection:  # psycopg forgets what it has prepared with a rollback
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()
-                names = set(connection.execute(self._backend.table_names).scalars())
+                names = self.table_names(connection)
                 revision = connection.execute(_REVISION).scalar() if "alembic_version" in names else None
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable("the database does not answer", because=str(error)) from error

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, text
+from sqlalchemy.pool import NullPool
 
 from omni_jobs.database.statement import Statement, begin_now, begin_with_first, prepare_nothing, prepares_nothing
-from omni_jobs.errors import ConfigError
+from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.servers import check_host
 
 if TYPE_CHECKING:
@@ -25,6 +27,23 @@ SET statement_timeout = '60s';
 SET enable_seqscan = off;
 SET jit = off;  -- a plan with a forbidden scan counts as dear, and would be compiled
 """
+_MIGRATING_SESSION = """
+SET lock_timeout = '900ms';
+SET statement_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+"""
+_TAKE_SCHEMA = text("SELECT pg_try_advisory_xact_lock(7305818263117)")
+_ASK_AGAIN_S = 0.1
+_LONGEST_OTHER_S = 600.0
+_CONNECT: Final[Mapping[str, Any]] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # ms; a cable that is pulled under a statement
+    "application_name": "omni-jobs",
+    "client_encoding": "utf8",
+}
 _BEGIN_WRITING = Statement(lambda _: text("BEGIN"))
 _BEGIN_READING = Statement(lambda _: text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
@@ -48,8 +67,11 @@ class PostgreSQL:
     exhausted = ("53100", "53200", "58030", "57014", "42P01", "3F000")
     foreign_session = ("26000", "42P05")  # a prepared statement is not there, or there already
     is_read_only = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
-    table_names = text("SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)")
-    lock_schema = (text("SET LOCAL statement_timeout = 0"), text("SELECT pg_advisory_xact_lock(7305818263117)"))
+    table_names = text(
+        "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid) "
+        "AND relnamespace <> 'pg_catalog'::regnamespace"
+    )
+    migration_locks_s = 120.0  # how long a revision tries again to get the locks that it needs
 
     def __init__(self, url: URL, connections: int) -> None:
         """Prepare an engine that keeps at most ``connections`` connections, and opens up to ten more.
@@ -57,14 +79,45 @@ class PostgreSQL:
         It connects when it is first used. Raises ConfigError for a host, a port or an option that can be none.
         """
         _check(url)
-        self.engine = _engine(url.set(drivername="postgresql+psycopg"), connections)
+        self._url = url.set(drivername="postgresql+psycopg")
+        self.engine = _engine(self._url, connections)
         self.writing = self.engine
         self.reading = self.engine.execution_options(omni_jobs_begin=_BEGIN_READING)
 
+    def is_there(self) -> bool:
+        """Return True: whether it is there, the server says."""
+        return True
+
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
-        """A context manager that yields the engine in which ``Database.migrate`` runs its transaction."""
-        yield self.writing
+        """A context manager that yields an engine for migrations.
+
+        Who waits for a lock holds up all that come after it. So a migration gives up a wait in less than a second, and
+        is tried again.
+        """
+        engine = create_engine(self._url, poolclass=NullPool, connect_args={**_CONNECT, "prepare_threshold": None})
+
+        @event.listens_for(engine, "connect")
+        def configure(connection: psycopg.Connection[Any], record: object) -> None:
+            connection.execute(_MIGRATING_SESSION)
+            connection.commit()
+
+        yield engine
+
+    @contextmanager
+    def migrating_alone(self, engine: Engine) -> Iterator[None]:
+        """A context manager in which no other process migrates. Raises DatabaseUnavailable when one does for long.
+
+        It asks again instead of waiting, because an index that is being built waits for whoever waits. The transaction
+        that holds the lock does nothing else, and so has no snapshot, for which such an index would wait as well.
+        """
+        deadline = time.monotonic() + _LONGEST_OTHER_S
+        with engine.connect().execution_options(isolation_level="READ COMMITTED") as guard:
+            while not guard.execute(_TAKE_SCHEMA).scalar():
+                if time.monotonic() > deadline:
+                    raise DatabaseUnavailable("another process has been migrating the database for ten minutes")
+                time.sleep(_ASK_AGAIN_S)
+            yield
 
     def check_kept(self, session: MutableMapping[str, Any]) -> None:
         """Do nothing: the server answers for what it has committed."""
@@ -97,15 +150,7 @@ def _engine(url: URL, connections: int) -> Engine:
         url,
         pool_size=connections,
         isolation_level="AUTOCOMMIT",  # BEGIN is ours: psycopg's takes a round trip of its own
-        connect_args={
-            "connect_timeout": 5,
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 10_000,  # ms; a cable that is pulled under a statement
-            "application_name": "omni-jobs",
-            "client_encoding": "utf8",
-        },
+        connect_args=dict(_CONNECT),
     )
 
     @event.listens_for(engine, "connect")

@@ -1,4 +1,8 @@
-"""The tables of what is seen over time: samples of stages, usage by day, and the audit. As in ``tables``."""
+"""The tables of what is seen over time: samples of stages, engines that are down, usage by day, actions, the audit;
+and the holds of backups.
+
+As in ``tables``.
+"""
 
 from typing import Any, Final
 
@@ -30,6 +34,20 @@ class StageSampleRow(Base):
     loading: Mapped[float] = mapped_column(Double)
     slots: Mapped[float] = mapped_column(Double)
     stats: Mapped[Any] = mapped_column(JsonText)  # StageStats.to_json()
+
+
+class DownEngineRow(Base):
+    """The row of a slot whose engine is down: it died, hangs or could not be loaded, and its worker ended with it.
+
+    Written as that worker retires, removed once a worker serves in the slot. ``omni_jobs.jobs.order.down_engines``.
+    """
+
+    __tablename__ = "down_engines"
+
+    slot: Mapped[str] = mapped_column(String(200), primary_key=True)
+    pipeline: Mapped[str] = mapped_column(NameType)
+    stage: Mapped[str] = mapped_column(NameType)
+    at: Mapped[float] = mapped_column(Seconds)
 
 
 class SampledWorkerRow(Base):
@@ -102,6 +120,51 @@ class AuditRow(Base):
     target: Mapped[str] = mapped_column(String(255))  # an id or name; of a worker its slot; a stage: pipeline.stage
     tenant: Mapped[str | None] = mapped_column(String(64))  # whose the target is; None: nobody's, or several tenants'
     details: Mapped[Any] = mapped_column(JsonText)
+
+
+class ActionRow(Base):
+    """The row of an action on the jobs that match a filter. ``omni_jobs.jobs.crew.actions`` begins and prunes it.
+
+    Whoever holds its lease takes the next step, and notes with it, in one transaction, where the action stands
+    (``omni_jobs.jobs.crew.action_turns``).
+    """
+
+    __tablename__ = "actions"
+    __table_args__ = (
+        Index(None, "state", "lease_until"),
+        Index(None, "created_at", "id"),
+        Index(None, "tenant", "created_at", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)  # made with the form that asks for it
+    verb: Mapped[str] = mapped_column(String(20))
+    wanted: Mapped[Any] = mapped_column(JsonText)  # the fields of a JobFilter; later one for a tenant that waited
+    query: Mapped[str] = mapped_column(JsonText)  # the same as the page's address bar has it
+    actor: Mapped[str] = mapped_column(NameType)  # Act.actor
+    tenant: Mapped[str | None] = mapped_column(String(64))  # the one whose jobs its actor sees; None: all
+    state: Mapped[str] = mapped_column(String(20))  # ActionState
+    total: Mapped[int]  # the jobs that were counted; all that match, once it runs
+    changed: Mapped[int]  # how many of the jobs it has changed
+    skipped: Mapped[Any] = mapped_column(JsonText)  # [SkippedJobs]: those that it has left as they are
+    cursor: Mapped[str | None] = mapped_column(String(40))  # the last job that it is done with; None: none yet
+    waiting: Mapped[Any | None] = mapped_column(JsonText)  # ActionTurn.waiting; None: nobody
+    steps: Mapped[int]  # how many steps it has taken, by which a step that is tried again knows its own commit
+    trouble: Mapped[Any | None] = mapped_column(JsonText)  # ErrorView: why it waits, or has failed
+    holder: Mapped[str | None] = mapped_column(String(40))  # who has taken it, anew with each time; None: nobody
+    lease_until: Mapped[float] = mapped_column(Seconds)  # until then nobody else takes it
+    created_at: Mapped[float] = mapped_column(Seconds)
+    changed_at: Mapped[float] = mapped_column(Seconds)  # of the last step
+    finished_at: Mapped[float | None] = mapped_column(Seconds)
+    stopped_by: Mapped[str | None] = mapped_column(NameType)  # Act.actor; None: nobody stopped it
+
+
+class DeleteHoldRow(Base):
+    """The row of a hold on deletes, which a backup has; ``omni_jobs.jobs.keep.delete_holds`` explains it."""
+
+    __tablename__ = "delete_holds"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    lease_until: Mapped[float] = mapped_column(Seconds)
 
 
 Base.registry.configure()

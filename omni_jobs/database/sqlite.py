@@ -5,7 +5,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -45,7 +45,7 @@ class SQLite:
     foreign_session = ()  # no pooler stands before a file
     is_read_only = text("SELECT false")  # a file that cannot be written shows it with the first write
     table_names = text("SELECT name FROM sqlite_master WHERE type = 'table'")
-    lock_schema = ()  # the transaction of a migration holds the file's write lock already
+    migration_locks_s = 0.0  # no longer than any other transaction waits
 
     def __init__(self, url: URL, connections: int) -> None:
         """Prepare an engine that keeps at most ``connections`` connections, and opens up to ten more.
@@ -59,6 +59,10 @@ class SQLite:
         self.engine = _engine(self._url, self._file, connections)
         self.writing = self.engine.execution_options(omni_jobs_writing=True)
         self.reading = self.engine
+
+    def is_there(self) -> bool:
+        """Return whether there is a database to connect to, or an error to tell."""
+        return self._file.exists()
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
@@ -74,6 +78,10 @@ class SQLite:
             yield engine.execution_options(omni_jobs_writing=True)
         finally:
             close_pool(engine)
+
+    def migrating_alone(self, engine: Engine) -> AbstractContextManager[None]:
+        """Return a context manager that does nothing: each revision's transaction holds the file's write lock."""
+        return nullcontext()
 
     def check_kept(self, session: MutableMapping[str, Any]) -> None:
         """Raise DatabaseUnavailable unless what a connection has committed lies in the file of its name.

@@ -236,6 +236,7 @@ class StageRunRow(Base):
     snapshot: Mapped[Any | None] = mapped_column(JsonText)
     # {name of UsageView: amount}: of all attempts that have ended, also before a retry. Written by each end.
     usage: Mapped[Any | None] = mapped_column(JsonText)
+    steps: Mapped[Any | None] = mapped_column(JsonText)  # StepSeconds of the attempt with which it ended; None: unknown
 
 
 class AttemptErrorRow(Base):
@@ -254,7 +255,7 @@ class AttemptErrorRow(Base):
     )
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker: Mapped[str] = mapped_column(String(200))
-    error: Mapped[Any] = mapped_column(JsonText)  # OmniJobsError.to_dict()
+    error: Mapped[Any] = mapped_column(JsonText)  # OmniJobsError.to_dict(), the attempt's start and its StepSeconds
     at: Mapped[float] = mapped_column(Seconds)
     fingerprint: Mapped[str | None] = mapped_column(String(32))  # equal for errors of a kind; None: of an older build
     tenant: Mapped[str | None] = mapped_column(String(64))  # the job's; None: of an older build

@@ -163,7 +163,7 @@ def _answer_exception(request: Request, error: Exception) -> Response:
     """Return the answer for an exception of a route, or of FastAPI and Starlette. Raise it again if it is a bug."""
     match error:
         case HTTPException():
-            return _answer_of_framework(request, error)
+            return answer_of_framework(request, error)
         case ClientDisconnect():
             error = MalformedRequest("the client left")  # nobody reads it
         case RequestValidationError():
@@ -194,7 +194,7 @@ def _answer_bug(request: Request, error: Exception) -> Response:
     return answer
 
 
-def _answer_of_framework(request: Request, error: HTTPException) -> Response:
+def answer_of_framework(request: Request, error: HTTPException) -> Response:
     """Return the answer where Starlette finds no route for a path (404) or for its method (405).
 
     Raises the error again if it is another, because it is a bug that one is raised.

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.config import LOGGING_CONFIG
@@ -19,10 +20,31 @@ def server_config(settings: Settings) -> dict[str, Any]:
     config = copy.deepcopy(LOGGING_CONFIG)
     for name in config["formatters"]:
         config["formatters"][name] = {"()": lambda name=name: formatter(settings.log, "api", server_lines(name))}
-    config["filters"] = {"lines": {"()": LineFilter}}
+    config["filters"] = {"lines": {"()": LineFilter}, "polls": {"()": _NoPolls, "prefix": settings.root_path}}
     for handler in config["handlers"].values():
         handler["filters"] = ["lines"]
+    config["loggers"]["uvicorn.access"]["filters"] = ["polls"]
     return config
+
+
+_FINE = range(HTTPStatus.BAD_REQUEST)
+
+
+class _NoPolls(logging.Filter):
+    """Leaves out the access lines of open pages that ask whether they have changed, unless the answer is an error.
+
+    Fifty tabs would write 25 a second.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._path = f"{prefix}/fragments/"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not isinstance(record.args, tuple) or len(record.args) != 5:
+            return True
+        _, _, path, _, status = record.args
+        return not (isinstance(path, str) and path.startswith(self._path) and status in _FINE)
 
 
 def server_lines(name: str = "default") -> logging.Formatter:

@@ -77,7 +77,7 @@ class Admissions:
         """
         missing: dict[str, OmniJobsError] = {}
         for name in pipelines:
-            pipeline = self.pipelines.get(name)
+            pipeline = self.pipelines.find(name)
             if pipeline is None or self.pipelines.broken(name) or self._renderers.are_loaded(pipeline):
                 continue  # ``admit`` refuses the first two
             if name not in self._loads:
@@ -102,7 +102,7 @@ class Admissions:
     async def _admit_texts(
         self, texts: Sequence[Submission], missing: Mapping[str, OmniJobsError]
     ) -> list[NewJob | OmniJobsError]:
-        pipelines = (self.pipelines.get(each.request.model) for each in texts)
+        pipelines = (self.pipelines.find(each.request.model) for each in texts)
         tokenizes = any(pipeline is not None and pipeline.reader is not None for pipeline in pipelines)
         admit_all = partial(results_of, partial(self._admit, missing), texts)
         return await self._lanes.run_admission(texts, admit_all, tokenizes=tokenizes)

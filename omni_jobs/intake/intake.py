@@ -10,9 +10,10 @@ that it disturbs no other.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -22,9 +23,7 @@ from omni_jobs.errors import (
     DatabaseUnavailable,
     IdempotencyKeyReused,
     MissingScope,
-    NotFound,
     OmniJobsError,
-    PluginBroken,
     StorageError,
     StorageUnavailable,
 )
@@ -34,13 +33,14 @@ from omni_jobs.intake.intake_observer import IntakeObserver
 from omni_jobs.intake.kept_errors import without_frames
 from omni_jobs.intake.media_fetches import MediaFetches
 from omni_jobs.intake.room import Room
-from omni_jobs.jobs import Jobs, SubmitResult
+from omni_jobs.jobs import ActionStep, ActionTurn, Jobs, SubmitResult
 from omni_jobs.logs.texts import admitted
 from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
 from omni_jobs.requests import Fork, Submission, submission_of
 from omni_jobs.settings import Settings
+from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectStore, input_key
 from omni_jobs.tenants.tenant_limits import NO_LIMITS, Limits
 from omni_jobs.tracing.traceparent import of_request
@@ -186,39 +186,42 @@ class Intake:
         *,
         may_be_high: bool = True,
         by: str | None = None,
+        states: Collection[JobState] | None = None,
+        as_step: tuple[ActionTurn, ActionStep] | None = None,
     ) -> None:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
         ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
-        a job of high priority. ``by`` is the actor whom the audit names. Raises MissingScope, LimitReached, and the
-        errors of ``Jobs.retry``.
+        a job of high priority. ``by`` is the actor whom the audit names, ``states`` those in one of which the job is to
+        be, and ``as_step`` the step of an action that this is. Raises MissingScope, LimitReached, and the errors of
+        ``Jobs.retry``.
         """
         try:
-            await self._retry(job_id, from_stage, tenant, limits, may_be_high, by)
+            retry = partial(self._jobs.retry, job_id, from_stage, by=by, states=states, as_step=as_step)
+            await self._retry(job_id, tenant, limits, may_be_high, retry)
         except OmniJobsError as error:
             self._observers.tell(IntakeObserver.retried, job_id, error)
             raise
         self._observers.tell(IntakeObserver.retried, job_id, None)
 
     async def _retry(
-        self, job_id: str, from_stage: str | None, tenant: str | None, limits: Limits, may_be_high: bool, by: str | None
+        self, job_id: str, tenant: str | None, limits: Limits, may_be_high: bool, retry: Callable[..., set[str]]
     ) -> None:
         job = await run_sync(self._jobs.get, job_id, tenant)
         if job.priority is Priority.HIGH and not may_be_high:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")
         with ExitStack() as stack:
             reservation = await self._room.take_for_retry(job, limits, stack)
-            queues = await run_sync(lambda: self._jobs.retry(job_id, from_stage, self._artifacts_of(job), by=by))
+            queues = await run_sync(lambda: retry(artifacts=self._artifacts_of(job)))
             reservation.taken = 1
         self._relay.ring(queues)
 
     def _artifacts_of(self, job: JobView) -> Mapping[str, str]:
         """Return which stage makes each artifact of a job, as far as its pipeline is served. Call this on a thread."""
-        try:
-            pipeline = self._admissions.pipelines.named(job.pipeline)
-        except (NotFound, PluginBroken):
-            return {}
-        return pipeline.artifacts_of(job.modalities)
+        pipelines = self._admissions.pipelines
+        pipeline = pipelines.version_or_newest(job.pipeline, job.pipeline_version)
+        whole = pipeline is not None and pipelines.broken(pipeline.label) is None
+        return pipeline.artifacts_of(job.modalities) if pipeline is not None and whole else {}
 
     async def fork(self, job_id: str, fork: Fork) -> SubmitResult:
         """Submit a fork of this job, and return its result.

@@ -94,7 +94,7 @@ class MediaFetches:
         self, outgoing: Outgoing, submission: Submission, until: ExitStack
     ) -> Submission | OmniJobsError:
         request, tenant = submission.request, submission.caller.tenant
-        pipeline = self._pipelines.get(request.model)
+        pipeline = self._pipelines.find(request.model)
         if pipeline is None:  # admission says so
             return submission
         rest = _Rest(self._settings.max_fetched_bytes)

@@ -1,6 +1,16 @@
 """``Jobs``, which owns the jobs, stage runs and workers in SQL, with its arguments and results."""
 
+from omni_jobs.jobs.crew.action_turns import (
+    ACTION_LEASE_S,
+    WHY_SKIPPED,
+    ActionStep,
+    ActionTurn,
+    GroupVerb,
+    after_step,
+)
+from omni_jobs.jobs.crew.actions import Action, ActionVerb, NewAction, new_action_id
 from omni_jobs.jobs.crew.rescue import DatabasePresence
+from omni_jobs.jobs.crew.skipped import with_skipped
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
 from omni_jobs.jobs.keep.stage_samples import COARSE_S, FINE_S, LONG_S, StageName, StageSample, StageStanding
@@ -40,6 +50,7 @@ from omni_jobs.jobs.values import (
     RescueResult,
     RunGlance,
     SlotHolder,
+    StepSeconds,
     StoredArtifact,
     StoredSnapshot,
     SubmitResult,
@@ -53,6 +64,7 @@ from omni_jobs.new_job import NewJob, NewStage, new_job_id
 
 __all__ = [
     "ABANDONED_S",
+    "ACTION_LEASE_S",
     "AMOUNTS",
     "COARSE_S",
     "FINE_S",
@@ -61,6 +73,11 @@ __all__ = [
     "MOST_TEXT",
     "NUMBER",
     "WATCHED_S",
+    "WHY_SKIPPED",
+    "Action",
+    "ActionStep",
+    "ActionTurn",
+    "ActionVerb",
     "Change",
     "Claim",
     "Claims",
@@ -72,11 +89,13 @@ __all__ = [
     "FirstTry",
     "Garbage",
     "Glance",
+    "GroupVerb",
     "JobFilter",
     "Jobs",
     "JobsObserver",
     "KeptPayload",
     "Matches",
+    "NewAction",
     "NewJob",
     "NewSnapshot",
     "NewStage",
@@ -96,6 +115,7 @@ __all__ = [
     "StageNeed",
     "StageSample",
     "StageStanding",
+    "StepSeconds",
     "StoredArtifact",
     "StoredSnapshot",
     "SubmitResult",
@@ -107,9 +127,12 @@ __all__ = [
     "VideoPage",
     "WantedText",
     "Wishes",
+    "after_step",
     "as_written",
+    "new_action_id",
     "new_job_id",
     "new_try",
     "transition_observers",
     "wanted_workers",
+    "with_skipped",
 ]

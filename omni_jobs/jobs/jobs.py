@@ -2,6 +2,7 @@
 
 submit_all → claim → report_progress, record_snapshots → report;  cancel, retry, fork, advance, delete
 cancel_all, advance_all, delete_all
+begin_action → take_action → note_step, change_group, renew_action → let_go_action, fail_action;  stop_action
 register_worker → renew → retire_worker, forgive (by a fenced worker);  rescue, prune, sample (by the rescuer's process)
 
 Each verb stands with its SQL in a file of its own, which explains it. ``Jobs`` gives the transaction, the first
@@ -21,9 +22,13 @@ from omni_jobs.database.audit import act as new_act
 from omni_jobs.database.database import Database
 from omni_jobs.errors import Conflict, OmniJobsError
 from omni_jobs.identity import StageId
-from omni_jobs.jobs.crew import drain, lease, rescue, sample
+from omni_jobs.jobs.crew import action_turns, actions, lease, rescue, sample
+from omni_jobs.jobs.crew.action_turns import ActionStep, ActionTurn
+from omni_jobs.jobs.crew.actions import NewAction
+from omni_jobs.jobs.crew.drain import WorkerDrain, set_drained
 from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.keep import audit, usage
+from omni_jobs.jobs.keep.delete_holds import deletes_are_held, end_hold, hold_deletes
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
 from omni_jobs.jobs.keep.stage_samples import StageName, StageStanding
@@ -39,6 +44,7 @@ from omni_jobs.jobs.life.submit import known_keys, known_submits
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.order import advance
 from omni_jobs.jobs.order import paused_stages as paused
+from omni_jobs.jobs.order.down_engines import down_engines
 from omni_jobs.jobs.read import calibrate, job_view, watched
 from omni_jobs.jobs.read.audit import acts
 from omni_jobs.jobs.read.calibrate import calibrations
@@ -52,8 +58,9 @@ from omni_jobs.jobs.read.stage_crew import stage_crew
 from omni_jobs.jobs.read.stage_samples import sampled_s_ago, stage_samples
 from omni_jobs.jobs.read.tally import tally
 from omni_jobs.jobs.read.videos import video_job, video_jobs
+from omni_jobs.jobs.read.wait_reasons import wait_reasons
 from omni_jobs.jobs.read.waits import Detail
-from omni_jobs.jobs.values import Claims, Outcome, Report, RescueResult, SubmitResult
+from omni_jobs.jobs.values import Claims, Matches, Outcome, Report, RescueResult, SubmitResult
 from omni_jobs.new_job import NewJob
 from omni_jobs.observers import Observers
 from omni_jobs.states import JobState
@@ -182,16 +189,36 @@ class Jobs:
         artifacts: Mapping[str, str] | None = None,
         *,
         by: str | None = None,
+        states: Collection[JobState] | None = None,
+        as_step: tuple[ActionTurn, ActionStep] | None = None,
     ) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
 
-        :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises.
+        :func:`omni_jobs.jobs.life.retry_job.retry` says which of its stages run, and what it raises. ``as_step``: the
+        step of an action that this is, which is taken in the same transaction. It raises Fenced, as ``note_step`` does.
         """
         token, act = secrets.token_hex(8), new_act(by, "retry")  # the same in each try of the transaction
-        return self._run(
-            lambda tx: retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, self._only_known_tenants, act)
-        )
 
+        def retry(tx: Connection) -> set[str]:
+            known = self._only_known_tenants
+            return retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, known, act, states)
+
+        def transaction(tx: Connection) -> set[str]:
+            if as_step is None:
+                return retry(tx)
+            queues: set[str] = set()  # none if an earlier try has retried it: workers find the work when they poll
+            (turn, step) = as_step
+
+            def change() -> ActionStep:
+                queues.update(retry(tx))
+                return step
+
+            action_turns.take_step(tx, turn, change)
+            return queues
+
+        return self._run(transaction)
+
+    retries = _reads(retry_job.retries)
     withdraw = _writes(withdraw)
     origin = _reads(fork_job.origin)
 
@@ -279,9 +306,15 @@ class Jobs:
         act = new_act(by, "delete")
         self._run(lambda tx: delete_job(tx, job_view.owned(tx, job_id, tenant), act))
 
-    def cancel_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
-        """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids."""
-        return self._of_any_try(partial(report.cancel_all, job_ids=job_ids, act=new_act(by, "cancel")))
+    def cancel_all(
+        self, job_ids: Sequence[str], *, by: str | None = None, states: Collection[JobState] | None = None
+    ) -> set[str]:
+        """Cancel those of these jobs that are queued or in progress, in one transaction, and return their ids.
+
+        ``states``: only those that are in one of them.
+        """
+        act = new_act(by, "cancel")
+        return self._of_any_try(partial(report.cancel_all, job_ids=job_ids, act=act, states=states))
 
     def advance_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
         """Bring those of these jobs that nobody has started to the front of their tenants' lines, and return their ids.
@@ -290,9 +323,14 @@ class Jobs:
         """
         return self._of_any_try(partial(advance.advance, job_ids=job_ids, act=new_act(by, "advance")))
 
-    def delete_all(self, job_ids: Sequence[str], *, by: str | None = None) -> set[str]:
-        """Delete those of these jobs that have ended, in one transaction, and return their ids."""
-        return self._of_any_try(partial(delete_jobs, job_ids=job_ids, act=new_act(by, "delete")))
+    def delete_all(
+        self, job_ids: Sequence[str], *, by: str | None = None, states: Collection[JobState] | None = None
+    ) -> set[str]:
+        """Delete those of these jobs that have ended, in one transaction, and return their ids.
+
+        ``states``: only those that are in one of them.
+        """
+        return self._of_any_try(partial(delete_jobs, job_ids=job_ids, act=new_act(by, "delete"), states=states))
 
     def _of_any_try(self, verb: Callable[[Connection], set[str]]) -> set[str]:
         """Return the ids that any try of a transaction returned, because one whose answer was lost may have done it."""
@@ -304,6 +342,39 @@ class Jobs:
         self._run(transaction)
         return changed
 
+    # An action on the jobs that match a filter, which goes on from where it stands.
+
+    def begin_action(self, new: NewAction) -> None:
+        """Begin an action, as :func:`omni_jobs.jobs.crew.actions.begin` says. An action with its id is the same."""
+        act = Act(new.actor, "begin_action")
+        self._db.run(lambda tx: actions.begin(tx, new, act))
+
+    def take_action(self) -> ActionTurn | None:
+        """Take an action, as :func:`omni_jobs.jobs.crew.action_turns.take` says. Writes nothing if there is none."""
+        holder = secrets.token_hex(8)
+        return self._db.run(lambda tx: action_turns.take(tx, holder)) if self._db.read(action_turns.is_due) else None
+
+    def note_step(self, turn: ActionTurn, step: ActionStep) -> ActionTurn:
+        """Note a step that changes no job, and return the turn for the next one.
+
+        Raises Fenced if the action has ended, or somebody else has taken it.
+        """
+        return self._db.run(lambda tx: action_turns.take_step(tx, turn, lambda: step))
+
+    def change_group(self, turn: ActionTurn, found: Matches) -> ActionTurn:
+        """Do what an action does to these jobs, as :func:`omni_jobs.jobs.crew.action_turns.change_group` says."""
+        act = Act(turn.actor, turn.verb)
+        return self._run(lambda tx: action_turns.change_group(tx, turn, found, act))
+
+    renew_action = _writes(action_turns.renew)
+    let_go_action = _writes(action_turns.let_go)
+    fail_action = _writes(action_turns.fail)
+
+    def stop_action(self, action_id: str, tenant: str | None = None, *, by: str) -> None:
+        """Stop an action, as :func:`omni_jobs.jobs.crew.actions.stop` says."""
+        act = Act(by, "stop_action")
+        self._db.run(lambda tx: actions.stop(tx, action_id, tenant, act))
+
     # A worker's life.
 
     slot_holder = _reads(lease.slot_holder)
@@ -313,13 +384,13 @@ class Jobs:
     retire_worker = _writes(lease.retire_worker)
     forgive = _writes(lease.forgive)
 
-    def drain(self, worker_id: str, *, by: str | None = None) -> None:
-        """Let a worker claim nothing more, as :func:`omni_jobs.jobs.crew.drain.drain` says."""
-        self._db.run(partial(drain.drain, worker_id=worker_id, act=new_act(by, "drain")))
+    def drain(self, worker: str, *, by: str | None = None) -> WorkerDrain:
+        """Let a worker claim nothing more, as :func:`omni_jobs.jobs.crew.drain.set_drained` says."""
+        return self._db.run(partial(set_drained, worker=worker, is_drained=True, act=new_act(by, "drain")))
 
-    def undrain(self, worker_id: str, *, by: str | None = None) -> StageId:
-        """Let a worker claim again, and return its stage, whose queue the caller rings. Raises NotFound."""
-        return self._db.run(partial(drain.undrain, worker_id=worker_id, act=new_act(by, "undrain")))
+    def undrain(self, worker: str, *, by: str | None = None) -> WorkerDrain:
+        """Let a worker claim again. The caller rings its stage's queue. Raises NotFound."""
+        return self._db.run(partial(set_drained, worker=worker, is_drained=False, act=new_act(by, "undrain")))
 
     # A stage's pause.
 
@@ -332,6 +403,7 @@ class Jobs:
         self._run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
 
     paused_stages = _reads(paused.paused_stages)
+    down_engines = _reads(down_engines)
 
     # The embedded stack.
 
@@ -374,7 +446,11 @@ class Jobs:
     orphans = _reads(orphans)
     prune_usage = _writes(usage.prune)
     prune_audit = _writes(audit.prune)
+    prune_actions = _writes(actions.prune)
     still_shared = _reads(still_shared)
+    hold_deletes = _writes(hold_deletes)
+    end_hold = _writes(end_hold)
+    deletes_are_held = _reads(deletes_are_held)
 
     # Queries. ``tenant`` is the one that asks: the jobs of others are for it as if they never were. None sees all.
 
@@ -404,7 +480,10 @@ class Jobs:
     stage_samples = _reads(stage_samples)
     sampled_s_ago = _reads(sampled_s_ago)
     acts = _reads(acts)
+    action = _reads(actions.action)
+    actions = _reads(actions.actions)
     error_kinds = _reads(error_kinds)
     error_counts = _reads(error_counts)
     workers = _reads(lease.workers)
     stage_crew = _reads(stage_crew)
+    wait_reasons = _reads(wait_reasons)

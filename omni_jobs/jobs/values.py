@@ -39,6 +39,7 @@ class JobFilter:
     created_after   the time in its id, that of its admission, is this or later; seconds since 1970
     created_before  the same, earlier than this
     tenant          whose job it is
+    except_tenants  whose job it is not
     """
 
     states: frozenset[JobState] | None = None
@@ -49,6 +50,7 @@ class JobFilter:
     created_after: float | None = None
     created_before: float | None = None
     tenant: str | None = None
+    except_tenants: frozenset[str] = frozenset()
 
 
 class Matches(NamedTuple):
@@ -172,6 +174,26 @@ class StoredArtifact:
     ref: ObjectRef
 
 
+class StepSeconds(NamedTuple):
+    """How many seconds an attempt had spent in each step when its end was reported; None: it did not come to it.
+
+    The last of them is the step in which it ended: of an attempt that failed, it was not finished.
+    """
+
+    load_s: float
+    run_s: float | None = None
+    store_s: float | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """Return what the rows keep: {load_s, run_s, store_s}, to 0.1 ms, without what is None."""
+        steps = {"load_s": round(self.load_s, 4)}
+        if self.run_s is not None:
+            steps["run_s"] = round(self.run_s, 4)
+        if self.store_s is not None:
+            steps["store_s"] = round(self.store_s, 4)
+        return steps
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A worker's report that an attempt has succeeded. Raises StageError for a result that is not JSON or too large."""
@@ -188,6 +210,7 @@ class Completion:
     warnings: Sequence[Mapping[str, str]] = ()  # {code, message}: shown to the user with the job
     made: Mapping[str, float] = field(default_factory=dict)  # amounts by the fields of UsageView: tokens, pictures, …
     device_s: float = 0.0  # the attempt's share of the time in which the engine was busy, times its devices
+    steps: StepSeconds | None = None
     result_json: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,6 +246,7 @@ class Failure:
     worker_id: str
     error: OmniJobsError
     device_s: float = 0.0
+    steps: StepSeconds | None = None  # None: nobody knows, because its worker was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +257,7 @@ class Release:
     attempt: int
     worker_id: str
     device_s: float = 0.0
+    steps: StepSeconds | None = None
 
 
 Report = Completion | Failure | Release
@@ -260,6 +285,7 @@ class ProgressReport:
     picture: str | None = None  # the newest preview, a data URL
     resumed_at: int | None = None  # how much the snapshot had done from which the attempt went on; None: it began anew
     chars: int | None = None  # how many characters of the text are written in pieces; None: it is not
+    load_s: float | None = None  # StepSeconds.load_s of the attempt
 
 
 class KeptPayload(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from omni_jobs.logs.context import RunNames
-from omni_jobs.logs.records import Line
+from omni_jobs.logs.records import Line, texts_of
 
 
 class JsonFormat(logging.Formatter):
@@ -77,7 +77,7 @@ class TextFormat(logging.Formatter):
         record.msg, record.args = _PLACE, ()
         before, _, behind = self._formatter.format(record).partition(_PLACE)  # once, because there may be hundreds
         record.msg, record.args = own
-        return "\n".join([f"{before}{line!s}{behind}" for line in lines])
+        return "\n".join([f"{before}{text}{behind}" for text in texts_of(lines)])
 
 
 _PLACE = "\0"  # where the line's own text stands

@@ -40,7 +40,7 @@ class LineFilter(logging.Filter):
         if hasattr(record, "lines"):
             return True
         if record.name == _ACCESS and isinstance(record.args, tuple):
-            record.args = tuple(_shown(each) for each in record.args)
+            record.args = _shown(record.args)
         else:
             record.msg, record.args = clean(_message_of(record)), ()
             record.__dict__.pop("color_message", None)  # uvicorn's, which would be shown in its place
@@ -72,11 +72,19 @@ def _cut(text: str) -> str:
     return f"{kept} […]\n{end}" if end else f"{kept} […]"
 
 
-def _shown(argument: object) -> object:
-    """Return an argument of an access line as it may be shown. Each request has one, so no text is looked for in it."""
-    if not isinstance(argument, str):
-        return argument
-    return printable(without_secrets(_QUERY.sub(_shown_query, argument) if "?" in argument else argument))
+def _shown(arguments: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the arguments of an access line as they may be shown. No text of a request is looked for in them.
+
+    Each request has such a line, and nearly all stay as they are: a look at all arguments at once tells.
+    """
+    text = "\n".join([each for each in arguments if isinstance(each, str)])
+    if "?" not in text and printable(without_secrets(text)) == text:
+        return arguments
+    return tuple(_shown_text(each) if isinstance(each, str) else each for each in arguments)
+
+
+def _shown_text(text: str) -> str:
+    return printable(without_secrets(_QUERY.sub(_shown_query, text) if "?" in text else text))
 
 
 def _shown_query(found: re.Match[str]) -> str:

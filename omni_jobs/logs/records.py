@@ -8,22 +8,25 @@ from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
-    """A log line: what happened, and to what. The fields are names and values that are clean already.
-
-    As text, a value of several words is a JSON string, so that none looks like a field or a line.
-    """
+    """A log line: what happened, and to what. The fields are names and values that are clean already."""
 
     message: str
     names: tuple[str, ...]
     values: tuple[Any, ...]  # one for each name
 
-    def __str__(self) -> str:
-        text = _form(self.names) % self.values
-        count = len(self.names)
-        # Nearly all are plain, and they are many: a look at all values at once is cheaper than one at each.
-        if text.count(" ") >= count or text.count("=") > count or '"' in text or not text.isprintable():
-            text = _form(self.names) % tuple(map(_as_word, self.values))
-        return f"{self.message}  {text}"
+
+def texts_of(lines: Sequence[Line]) -> list[str]:
+    """Return the lines as text. A value that is no word is a JSON string, so that none looks like a field or a line."""
+    fields = [_form(names) % values for _, names, values in lines]
+    # Nearly all values are words, and they are many: a look at all at once is cheaper than one at each.
+    if not _are_words(" ".join(fields), sum(len(names) for _, names, _ in lines)):
+        fields = [_form(names) % tuple(map(_as_word, values)) for _, names, values in lines]
+    return [f"{line[0]}  {each}" for line, each in zip(lines, fields, strict=True)]
+
+
+def _are_words(fields: str, count: int) -> bool:
+    """Return whether so many fields, with a space between two, have a word for a value each."""
+    return fields.count(" ") < count and fields.count("=") == count and '"' not in fields and fields.isprintable()
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +47,7 @@ class _Joined:
         self._lines = lines
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._lines))
+        return "\n".join(texts_of(self._lines))
 
 
 def log_lines(logger: logging.Logger, level: int, lines: Sequence[Line]) -> None:

@@ -20,6 +20,7 @@ API_KEY: Final = re.compile(r"omni_[A-Za-z0-9_-]{43}")
 _HINT_CHARACTERS = 9  # "omni_" and four more: 24 of the 256 random bits
 _SHORTEST = 6  # of a secret that is known by itself: a shorter one would blot out words
 _NO_WORD = 16  # characters of one that is no word, and is taken out also where a letter stands beside it
+_OF_A_MEDIUM = 256  # characters of base64 in a row, which are a medium, perhaps
 _MOST_ESCAPES = 3  # times that a URL may be escaped within another one
 _GONE = "…"
 _SEPARATOR = r"[\\\"']{0,4}\s{0,8}(?:[=:]|,(?=\s{0,8}b?[\\\"']))\s{0,8}"  # also of a pair in a list
@@ -43,13 +44,14 @@ _FORMS: Final = (
     (re.compile(rf"((?:{_NAMES}){_SEPARATOR}b?[\\\"']{{0,4}})[^\s\"'&)}}\]]+", re.IGNORECASE), rf"\1{_GONE}"),
     (re.compile(r"(?<![\w-])(sk|pk|rk|hf|gh[opsur]|github_pat|glpat|xox[a-z])([-_])[\w-]{12,}"), rf"\1\2{_GONE}"),
     (re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"), _GONE),  # a JSON web token
-    (re.compile(r"[A-Za-z0-9+/_-]{256,}={0,2}"), _GONE),  # base64: a medium, perhaps
+    (re.compile(rf"[A-Za-z0-9+/_-]{{{_OF_A_MEDIUM},}}={{0,2}}"), _GONE),  # base64
 )
-_MAY_HAVE_ONE = re.compile(
-    r"omni_|://|data:|bearer|basic|key|token|secret|passw|pwd|passphrase|signature|credential|authorization|cookie|x-amz"
-    r"|\b(?:sk|pk|rk|hf|gh[opsur]|github_pat|glpat|xox[a-z])[-_]|eyJ|[A-Za-z0-9+/_-]{256}|%[0-9A-F]{2}",
-    re.IGNORECASE,
+_SIGNS: Final = (
+    *("omni_", "://", "data:", "bearer", "basic", "key", "token", "secret", "passw", "pwd", "passphrase", "signature"),
+    *("credential", "authorization", "cookie", "x-amz", "eyj", "xox", "%", "sk-", "sk_", "pk-", "pk_", "rk-", "rk_"),
+    *("hf-", "hf_", "gho", "ghp", "ghs", "ghu", "ghr", "github_pat", "glpat"),
 )
+"""A text without any of these has no form in it, unless it is long. Nearly all are such."""
 _FOREIGN = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|HEADERS", re.IGNORECASE)
 _NOTHING = re.compile(r"(?!)")
 _known: set[str] = set()
@@ -64,7 +66,7 @@ def mask_keys(text: str) -> str:
 def without_secrets(text: str) -> str:
     """Return the text without the secrets in it, also where they are escaped as in a URL."""
     text = _without_known(text)
-    if _MAY_HAVE_ONE.search(text) is None:
+    if len(text) < _OF_A_MEDIUM and not any(map(text.casefold().__contains__, _SIGNS)):
         return text
     text = plain = _without_forms(text)
     for _ in range(_MOST_ESCAPES):

@@ -1,7 +1,7 @@
 """The pruner: it deletes what was kept long enough, first in SQL and then in the object store. One round
 
     hastens   at the start and with each sweep: makes due what a shortened retention keeps no longer; and deletes what
-              tenants used on days of long ago
+              tenants used on days of long ago, and who did what
     prunes    deletes in SQL what is due, and notes its objects as garbage
     collects  deletes these objects, then the notes
     sweeps    now and then: lists the whole store and deletes the objects that no row refers to (orphans), such as
@@ -52,6 +52,7 @@ class PrunerPass:
     sessions: int = 0  # of browsers, that had ended
     days: int = 0  # of long ago, with what a stage used of one tenant's
     acts: int = 0  # of the audit
+    actions: int = 0  # on many jobs, that had ended
 
 
 class Pruner(Rounds):
@@ -89,7 +90,8 @@ class Pruner(Rounds):
         if time.monotonic() >= self._hasten_at:
             self.hasten()
             self._jobs.prune_usage(self._keep_usage_s)
-            self._prune_audit()
+            self._prune_in_parts(self._jobs.prune_audit)
+            self._prune_in_parts(self._jobs.prune_actions)
             self._hasten_at = time.monotonic() + self._sweep_every_s
         pruned = self.prune()
         objects = self.collect()
@@ -110,7 +112,11 @@ class Pruner(Rounds):
         pruned = self.prune()._asdict()
         del pruned["checked"]
         objects, orphans = self.collect(), sum(self.sweep())
-        others = {"days": self._jobs.prune_usage(self._keep_usage_s), "acts": self._prune_audit()}
+        others = {
+            "days": self._jobs.prune_usage(self._keep_usage_s),
+            "acts": self._prune_in_parts(self._jobs.prune_audit),
+            "actions": self._prune_in_parts(self._jobs.prune_actions),
+        }
         return PrunerPass(**pruned, objects=objects, orphans=orphans, sessions=self._prune_sessions(), **others)
 
     # Prune
@@ -137,9 +143,10 @@ class Pruner(Rounds):
             total = PruneResult(*map(sum, zip(total, pruned, strict=True)))
         return total
 
-    def _prune_audit(self) -> int:
+    def _prune_in_parts(self, prune: Callable[[float], int]) -> int:
+        """Delete what is older than the audit is kept, and return the number of it."""
         total = 0
-        while not self._stopped.is_set() and (gone := self._jobs.prune_audit(self._keep_audit_s)):
+        while not self._stopped.is_set() and (gone := prune(self._keep_audit_s)):
             total += gone
         return total
 
@@ -190,7 +197,12 @@ class Pruner(Rounds):
         return is_done, count
 
     def _delete_objects(self, keys: Sequence[str]) -> Sequence[str]:
-        """Delete objects; return the keys of those that are gone. Raises StorageUnavailable when the store is away."""
+        """Delete objects; return the keys of those that are gone, none while a backup holds deletes.
+
+        Raises StorageUnavailable when the store is away.
+        """
+        if not keys or self._jobs.deletes_are_held():
+            return []
         try:
             self._store.delete(keys)
         except StorageError:

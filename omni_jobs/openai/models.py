@@ -25,4 +25,4 @@ class ModelList(BaseModel):
 
 def model_of(pipeline: Pipeline) -> Model:
     """Return the pipeline as a model."""
-    return Model(id=pipeline.name)
+    return Model(id=pipeline.label)

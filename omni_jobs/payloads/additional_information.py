@@ -17,7 +17,9 @@ from omni_jobs.payloads.tensor import Tensor
 from omni_jobs.payloads.wire_limits import MAX_VALUES_BYTES, MAX_VALUES_DEPTH
 
 TENSORS: Final = "tensors"
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_WORD: Final = "[A-Za-z0-9_-]{1,64}"
+_NAME: Final = re.compile(rf"{_WORD}\Z")
+_FLAT_NAME: Final = re.compile(rf"{TENSORS}(?:\.{_WORD}){{1,2}}\Z")
 _Value = TypeVar("_Value", bool, int, float, str, list, dict)  # type: ignore[type-arg]
 
 TensorEntry = Tensor | list[Tensor] | Mapping[str, Tensor]
@@ -84,8 +86,7 @@ def _check_name(name: object, field: str) -> None:
 
 def is_flat_name(name: str) -> bool:
     """Return whether a tensor of a file may have this name: ``tensors.NAME`` or ``tensors.NAME.MEMBER``."""
-    prefix, *parts = name.split(".")
-    return prefix == TENSORS and 1 <= len(parts) <= 2 and all(map(_NAME.match, parts))
+    return _FLAT_NAME.match(name) is not None
 
 
 def flatten(tensors: Mapping[str, TensorEntry]) -> list[tuple[str, Tensor]]:

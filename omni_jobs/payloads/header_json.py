@@ -60,6 +60,17 @@ def load(text: str | bytes, field: str) -> Any:
     naming ``field``, for text that is not UTF-8 or not strict JSON.
     """
     try:
+        encoded = text if isinstance(text, bytes) else text.encode()
+        value = orjson.loads(encoded)
+        if orjson.dumps(value) == encoded.rstrip(b" "):
+            return value  # ``dump`` wrote it, or might have: no name stands twice, and all is as the standard says
+    except (ValueError, TypeError):  # orjson takes fewer levels than we do, and tells less of what is wrong
+        pass
+    return _load_strictly(text, field)
+
+
+def _load_strictly(text: str | bytes, field: str) -> Any:
+    try:
         if isinstance(text, bytes):
             text = text.decode()
         if _depth(text) > _MAX_DEPTH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -128,15 +128,15 @@ class Payload:
             manifest = load_manifest(metadata[MANIFEST])
             tensors = read_tensors(header, data, is_name=is_tensor_name)
             embeds = tensors.pop(PROMPT_EMBEDS, None)
-            payload = cls(manifest, None if embeds is None else PromptEmbedsPayload(embeds, key=key, stage=stage))
+            prompt_embeds = None if embeds is None else PromptEmbedsPayload(embeds, key=key, stage=stage)
+            information = None
             if _STRUCTURE in metadata or _VALUES in metadata:
                 entries = load_structure(metadata.get(_STRUCTURE, "{}"), tensors)
                 values = load_values(metadata.get(_VALUES, "{}"))
                 information = AdditionalInformationPayload(entries, values, key=key, stage=stage)
-                payload = replace(payload, additional_information=information)
             if tensors:
                 raise PayloadCorrupt("the structure does not mention this tensor", field=next(iter(tensors)))
-            return payload
+            return cls(manifest, prompt_embeds, information)
         except PayloadError as error:
             raise as_decode_error(error, key=key, stage=stage) from error
 

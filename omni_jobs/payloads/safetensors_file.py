@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 METADATA: Final = "__metadata__"
+_ENTRY: Final = frozenset({"dtype", "shape", "data_offsets"})
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 _FIRST_BYTES: Final = 16 << 10  # most headers end within them
@@ -162,7 +163,7 @@ def _check_names(header: Mapping[str, Any], is_name: Callable[[str], bool]) -> N
 
 
 def _read_offsets(name: str, entry: object) -> tuple[int, int]:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY:
         raise PayloadCorrupt("needs dtype, shape and data_offsets, nothing else", field=name)
     offsets = entry["data_offsets"]
     if not isinstance(offsets, list) or len(offsets) != 2:

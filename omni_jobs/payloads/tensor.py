@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -75,7 +76,7 @@ class Tensor:
 
         Raises PayloadError for a dtype that a payload cannot hold.
         """
-        dtype = _DTYPES.get(array.dtype.name)
+        dtype = _safetensors_name(array.dtype)
         if dtype is None:
             raise PayloadError(f"numpy's {array.dtype} cannot be in a payload", field="dtype")
         if not array.dtype.isnative:
@@ -101,6 +102,11 @@ class Tensor:
             if not finite.all():
                 return False
         return True
+
+
+@lru_cache(maxsize=64)  # numpy makes a dtype's name anew each time
+def _safetensors_name(dtype: np.dtype[Any]) -> str | None:
+    return _DTYPES.get(dtype.name)
 
 
 def tensor_bytes(dtype: object, shape: Sequence[object]) -> int:

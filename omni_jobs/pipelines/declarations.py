@@ -52,6 +52,26 @@ class ProcessorDeclaration:
 
 
 @dataclass(frozen=True, slots=True)
+class CardMemory:
+    """What a component takes of a card's memory, as ``omni-jobs pipelines fit`` reckons it from a checkpoint's files.
+
+    weights     what it loads: beginnings of the weights' names, behind the folder that holds their files, such as
+                "thinker." or "vae/"
+    without     what it leaves out of these, in the same form
+    auto_bytes  of a weight on a card where the engine's dtype is auto
+    context     the file and the keys in it that lead to the config of the transformer whose keys and values it keeps,
+                such as "config.json", "text_config"; empty: it keeps none
+    work_bytes  its activations and buffers in the largest step of the family's stage config: an estimate
+    """
+
+    weights: tuple[str, ...] = ("",)
+    without: tuple[str, ...] = ()
+    auto_bytes: int = 2
+    context: tuple[str, ...] = ()
+    work_bytes: int = 2 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentDeclaration:
     """One component of a family's checkpoints, and the stages that can run it.
 
@@ -66,6 +86,7 @@ class ComponentDeclaration:
                     ``ResumableModel``
     dialects        by flow, what its numbers mean; of a flow that such a stage takes, they must mean the same to the
                     component that makes it. A flow that is not named may mean anything
+    memory          what it takes of a card's memory; None: its stages run on no card, or nobody reckoned it
     """
 
     runner: str
@@ -76,6 +97,7 @@ class ComponentDeclaration:
     implementation: str | None = None
     resumable: bool = False
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
+    memory: CardMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

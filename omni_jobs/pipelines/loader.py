@@ -1,12 +1,13 @@
 """Pipelines read from ``stage_configs/*.yaml``, each checked whole.
 
 load_pipeline(path)      one file: YAML → types → graph checks; errors name file, line and field of every mistake
-load_pipelines(dir)      all files of a directory, by the pipelines' names
+load_pipelines(dir)      all files of a directory, several versions of a pipeline among them
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_jobs.errors import ConfigError, NotFound, PluginBroken
+from omni_jobs.identity import PipelineId
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.graph_check import check_graph
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -25,10 +27,11 @@ SERVED = "OMNI_JOBS_PIPELINES"  # the setting that names the pipelines to serve
 
 
 class Pipelines(dict[str, Pipeline]):
-    """Loaded pipelines by name, as ``load_pipelines`` makes them of a directory. Some may need a broken plug-in.
+    """Loaded pipelines by label, as ``load_pipelines`` makes them of a directory. Some may need a broken plug-in.
 
-    ``served`` returns those that the setting ``pipelines`` names. ``named`` raises NotFound for an unknown name, and
-    PluginBroken for a pipeline that cannot run. ``[]`` raises KeyError for an unknown name, and returns any other.
+    The label of the newest version of a pipeline is its name, that of another one is NAME@VERSION. A reference is what
+    people write: NAME for the newest version that is here, or NAME@VERSION for that one, also if it is the newest.
+    ``[]`` takes labels alone.
     """
 
     def __init__(
@@ -37,55 +40,82 @@ class Pipelines(dict[str, Pipeline]):
         files: Mapping[str, Path] | None = None,
         broken: Mapping[str, PluginBroken] | None = None,
     ) -> None:
-        """``files`` maps each pipeline's name to the file it was read from; ``refusal`` needs them.
+        """``files`` maps each pipeline's label to the file it was read from; ``refusal`` needs them.
 
-        ``broken`` has the errors of those pipelines that need a broken plug-in, by name.
+        ``broken`` has the errors of those pipelines that need a broken plug-in, by label.
         """
-        super().__init__({pipeline.name: pipeline for pipeline in pipelines})
+        super().__init__({pipeline.label: pipeline for pipeline in pipelines})
         self._files = files or {}
         self._broken = broken or {}
-        self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by name: the file's state, its refusal
+        self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by label: the file's state, its refusal
+        newest_first = sorted(self.values(), key=lambda pipeline: version_order(pipeline.version), reverse=True)
+        self._by_reference = {pipeline.reference: pipeline for pipeline in newest_first}
+        for pipeline in newest_first:
+            self._by_reference.setdefault(pipeline.name, pipeline)
 
-    def served(self, names: Sequence[str] | None) -> Pipelines:
-        """Return the pipelines that the setting ``pipelines`` names; all of them for None.
+    def served(self, references: Sequence[str] | None) -> Pipelines:
+        """Return the pipelines that the setting ``pipelines`` names: all versions of a NAME. All of them for None.
 
-        Raises ConfigError for a name that no pipeline has.
+        Raises ConfigError for a reference to none.
         """
-        if names is None:
+        if references is None:
             return self
-        for name in names:
-            if name not in self:
+        for reference in references:
+            if self.find(reference) is None:
                 known = ", ".join(self) or "none"
-                raise ConfigError(f"no stage config has the name {name!r}; there are: {known}", field=SERVED)
-        broken = {name: self._broken[name] for name in names if name in self._broken}
-        return Pipelines((self[name] for name in names), self._files, broken)
+                raise ConfigError(f"no stage config has the name {reference!r}; there are: {known}", field=SERVED)
+        named = [[self.find(each)] if "@" in each else self.versions(each) for each in references]
+        chosen = [each for versions in named for each in versions if each is not None]
+        broken = {each.label: self._broken[each.label] for each in chosen if each.label in self._broken}
+        return Pipelines(chosen, self._files, broken)
 
-    def named(self, name: str, *, field: str = "model") -> Pipeline:
-        """Return the pipeline of this name. Raises NotFound, which names ``field`` and the known pipelines.
+    def find(self, reference: str) -> Pipeline | None:
+        """Return the pipeline of a reference, or None."""
+        return self._by_reference.get(reference)
+
+    def version_or_newest(self, name: str, version: str) -> Pipeline | None:
+        """Return this version of a pipeline, or else the newest that is here; None: there is none of this name."""
+        return self.find(f"{name}@{version}") or self.find(name)
+
+    def versions(self, name: str) -> list[Pipeline]:
+        """Return all versions of the pipeline of this name, the newest first."""
+        return [each for key, each in self._by_reference.items() if each.name == name and key != name]
+
+    def of(self, identity: PipelineId) -> Pipeline | None:
+        """Return the very version of a pipeline that an identity means, or None: its file is not here.
+
+        A version that needs a broken plug-in has no identity, so it is not found.
+        """
+        versions = (each for each in self.values() if each.name == identity.name and each.label not in self._broken)
+        return next((each for each in versions if each.digest == identity.digest), None)
+
+    def named(self, reference: str, *, field: str = "model") -> Pipeline:
+        """Return the pipeline of a reference. Raises NotFound, which names ``field`` and the known pipelines.
 
         Raises PluginBroken for a pipeline that cannot run because of a broken plug-in.
         """
-        if (error := self._broken.get(name)) is not None:  # kept, so each caller gets one of its own to raise
-            raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
-        try:
-            return self[name]
-        except KeyError:
+        pipeline = self.find(reference)
+        if pipeline is None:
             known = ", ".join(self) or "none"
-            raise NotFound(f"unknown pipeline {name!r}; this server serves: {known}", field=field) from None
+            raise NotFound(f"unknown pipeline {reference!r}; this server serves: {known}", field=field)
+        if (error := self._broken.get(pipeline.label)) is not None:  # kept, so each caller gets one of its own to raise
+            raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
+        return pipeline
 
-    def broken(self, name: str) -> PluginBroken | None:
+    def broken(self, reference: str) -> PluginBroken | None:
         """Return the error of the broken plug-in that a pipeline needs, as it was when its file was loaded, or None."""
-        return self._broken.get(name)
+        pipeline = self.find(reference)
+        return None if pipeline is None else self._broken.get(pipeline.label)
 
-    def placed(self, error: ConfigError, name: str, stage: str, device: Device) -> ConfigError:
+    def placed(self, error: ConfigError, label: str, stage: str, device: Device) -> ConfigError:
         """Return what a worker's start found wrong with its engine, with file and line if it is a stage config's field.
 
         A setting that stands under ``device`` is that one. Any other error is returned as it is.
         """
-        path, field = self._files.get(name), tuple((error.field or "").split("."))
+        path, field = self._files.get(label), tuple((error.field or "").split("."))
         if path is None or error.file is not None or field[0] != "engine" or len(field) < 2:
             return error
-        own = self[name].stage(stage).engine.get(device)
+        own = self[label].stage(stage).engine.get(device)
         if isinstance(own, Mapping) and field[1] in own:
             field = ("engine", device, *field[1:])
         try:
@@ -93,23 +123,23 @@ class Pipelines(dict[str, Pipeline]):
         except ConfigError:  # the file is gone, or is being written
             return error
         placed.stage = stage
-        placed.more = tuple(self.placed(each, name, stage, device) for each in error.more)
+        placed.more = tuple(self.placed(each, label, stage, device) for each in error.more)
         return placed
 
-    def refusal(self, name: str) -> ConfigError | None:
+    def refusal(self, label: str) -> ConfigError | None:
         """Return the error with which a process that starts now would refuse this pipeline's file, or None.
 
         The API's readiness asks for it. The file is read again only after it has changed.
         """
-        path = self._files[name]
+        path = self._files[label]
         try:
             stat = path.stat()
             state: object = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         except OSError as error:
             state = error.errno
-        checked = self._checked.get(name)
+        checked = self._checked.get(label)
         if checked is None or checked[0] != state:
-            checked = self._checked[name] = (state, _refusal(path, name))
+            checked = self._checked[label] = (state, _refusal(path, self[label].name))
         return checked[1]
 
 
@@ -128,7 +158,7 @@ def load_pipelines(directory: Path) -> Pipelines:
 
     A pipeline that needs a missing or broken plug-in is among them, so that the others live; ``Pipelines.broken`` tells
     why it cannot run. Raises ConfigError for a directory that is missing or cannot be read, the first wrong file, and a
-    pipeline name that two files have.
+    version of a pipeline that two files have.
     """
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".yaml")
@@ -136,22 +166,38 @@ def load_pipelines(directory: Path) -> Pipelines:
         raise ConfigError("no such directory", file=str(directory)) from None
     except OSError as error:
         raise ConfigError(f"the directory cannot be read: {error.strerror}", file=str(directory)) from None
-    files: dict[str, Path] = {}
-    pipelines = []
-    broken: dict[str, PluginBroken] = {}
+    read: dict[str, tuple[Pipeline, Path, PluginBroken | None]] = {}  # by reference
     for path in paths:
         pipeline, found = _read_pipeline(path)
         unusable = next((error for error in found if isinstance(error, PluginBroken)), None)
         if found and unusable is None:
             raise gathered(found)
+        if pipeline.reference in read:
+            raise ConfigError(same_version(pipeline, read[pipeline.reference][1]), file=str(path), field="version")
         if unusable is not None:
-            logger.error("pipeline %s cannot run: %s", pipeline.name, unusable)
-            broken[pipeline.name] = unusable
-        if pipeline.name in files:
-            raise ConfigError(f"{files[pipeline.name]} has this name already", file=str(path), field="name")
-        files[pipeline.name] = path
-        pipelines.append(pipeline)
-    return Pipelines(pipelines, files, broken)
+            logger.error("pipeline %s cannot run: %s", pipeline.reference, unusable)
+        read[pipeline.reference] = pipeline, path, unusable
+    newest: dict[str, Pipeline] = {}
+    for pipeline in sorted((each for each, _, _ in read.values()), key=lambda each: version_order(each.version)):
+        if (older := newest.get(pipeline.name)) is not None:
+            older.stand_beside_newer()
+        newest[pipeline.name] = pipeline
+    return Pipelines(
+        (pipeline for pipeline, _, _ in read.values()),
+        {pipeline.label: path for pipeline, path, _ in read.values()},
+        {pipeline.label: unusable for pipeline, _, unusable in read.values() if unusable is not None},
+    )
+
+
+def same_version(pipeline: Pipeline, other: Path) -> str:
+    """Return what is wrong where another file has the version of a pipeline already."""
+    return f"{other} is version {pipeline.version} of {pipeline.name} already: raise the version of one"
+
+
+def version_order(version: str) -> tuple[object, ...]:
+    """Return a key by which versions are ordered: 2 before 10, and 2.0-rc1 before 2.0 before 2.0.1."""
+    parts = [(2, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|[A-Za-z]+", version)]
+    return (*parts, (1, 0, ""), version)  # the end goes between a word and a number
 
 
 def load_pipeline(path: Path) -> Pipeline:

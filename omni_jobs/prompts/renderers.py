@@ -191,13 +191,19 @@ def kind_of(model_dir: Path) -> str:
 def checkpoint_of(pipeline: Pipeline, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
     """Return the directory of a stage's checkpoint on this host; None if there is none.
 
-    ``models`` has directories by PIPELINE.STAGE, and by PIPELINE for the stages that share the pipeline's model.
-    Without either it is the stage config's, or that of a package that the family names.
+    ``models`` has directories by PIPELINE.STAGE, and by PIPELINE for the stages that share the pipeline's model; one
+    for NAME@VERSION goes before one for all versions. Without any it is the stage config's, or that of a package that
+    the family names.
     """
     if stage.model is None:
         return None
-    shared = models.get(pipeline.name) if stage.model == pipeline.model else None
-    given = models.get(f"{pipeline.name}.{stage.name}") or shared or stage.model.path
+    is_shared = stage.model == pipeline.model
+    keys = [
+        key
+        for name in (pipeline.reference, pipeline.name)
+        for key in (f"{name}.{stage.name}", *([name] if is_shared else []))
+    ]
+    given = next((models[key] for key in keys if key in models), stage.model.path)
     if given is not None:
         return Path(given)
     packaged = stage.family.checkpoint if stage.family is not None else None

@@ -95,13 +95,13 @@ def submission_of(fork: Fork, origin: Origin, pipelines: Pipelines) -> Submissio
     Raises InvalidRequest naming the field, NotFound for a pipeline that is not served, and Conflict for a job of
     another pipeline file than the one that is.
     """
-    pipeline = pipelines.named(origin.pipeline.name)
+    pipeline = pipelines.of(origin.pipeline) or pipelines.named(origin.pipeline.name)
     _check_file(origin, pipeline)
-    changes = JobRequest.parse({**fork.changes, "model": pipeline.name})  # wrong types end here
+    changes = JobRequest.parse({**fork.changes, "model": pipeline.label})  # wrong types end here
     modalities = list(fork.changes.get("modalities") or origin.request["modalities"])
     stages = pipeline.stages_for(modalities_of(changes.model_copy(update={"modalities": modalities}), pipeline))
     whole: dict[str, Any] = {
-        "model": pipeline.name,
+        "model": pipeline.label,
         "modalities": modalities,
         "stages": _parameters(changes, origin, stages),
         "seed": origin.seed,

@@ -218,7 +218,7 @@ def _one(n: int | None) -> int | None:
 class JobRequest(_Frozen):
     """The body of a submit. Sampling parameters at its top level are for the stage that makes the text."""
 
-    model: Annotated[str, Field(max_length=100, description="the pipeline's name")]
+    model: Annotated[str, Field(max_length=100, description="the pipeline's name, or NAME@VERSION")]
     messages: Annotated[list[Message] | None, Field(min_length=1, fail_fast=True, description="or prompt_embeds")] = (
         None
     )

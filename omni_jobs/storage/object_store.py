@@ -117,7 +117,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Create the directory or the bucket if it is missing. Raises StorageUnavailable."""
+        """Create the directory or the bucket if it is missing, and put an object into the bucket.
+
+        Raises StorageUnavailable, and ConfigError if a service refuses, because it would do so again.
+        """
 
     @abstractmethod
     def check(self) -> None:

@@ -204,7 +204,17 @@ class S3ObjectStore(ObjectStore):
 
     def prepare(self) -> None:
         try:
-            return self.check()
+            self._make_bucket_unless_there()
+            self.check_writes()
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, ClientError) and _refuses(error.__cause__):
+                what = f"{error.message}: is the bucket {self._bucket} yours, and may these credentials write to it?"
+                raise ConfigError(what, field="storage_url") from error
+            raise
+
+    def _make_bucket_unless_there(self) -> None:
+        try:
+            return self.check()  # credentials need not make or list buckets if this one is there
         except StorageUnavailable as error:
             if not isinstance(error.__cause__, ClientError) or _code(error.__cause__) not in ("404", "NoSuchBucket"):
                 raise
@@ -321,6 +331,12 @@ def _check_endpoint(url: str | None, field: str) -> None:
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", "unknown"))
+
+
+def _refuses(error: ClientError) -> bool:
+    """Return whether another try would get the same answer."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return 300 <= status < 500 and status not in (408, 429)
 
 
 class _Body:

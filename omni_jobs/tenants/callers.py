@@ -38,13 +38,14 @@ class Callers:
         """Raises ConfigError if the setting ``auth`` does not fit the others."""
         self.auth = settings.resolved_auth
         self._header = settings.tenant_header
-        self._keys: Lookups[Caller] = Lookups(ApiKeys(db).find_all)
+        self._key_store = ApiKeys(db)
+        self._keys: Lookups[Caller] = Lookups(self._key_store.find_all)
         self._sessions = Sessions(db)
         self._browsers: Lookups[Caller] = Lookups(self._sessions.find_all)
         self._for_sessions = CapacityLimiter(1)  # a thread to begin and end them
-        tenants = Tenants(db)
+        self._tenants = Tenants(db)
         self._limits: Lookups[Limits] = Lookups(
-            lambda names: {name: (limits, float("inf")) for name, limits in tenants.limits_of(names).items()}
+            lambda names: {name: (limits, float("inf")) for name, limits in self._tenants.limits_of(names).items()}
         )
         self._settings = settings
         self._rates: RequestRates | None = None
@@ -86,6 +87,24 @@ class Callers:
         if self.auth == "keys":
             return await self._of_key(headers, session_id, network)
         return await self._of_proxy(headers, network)
+
+    async def of_actor(self, actor: str, tenant: str | None) -> Caller:
+        """Return who asked for something earlier, with the rights that it has now.
+
+        ``actor``: as the audit names it. ``tenant``: whose jobs it saw then; None: all. Raises Unauthenticated if it
+        has a key no longer, or is another party here than then, and DatabaseUnavailable.
+        """
+        if self.auth == "off":
+            return _ANYBODY
+        if self.auth == "proxy":
+            if tenant is None:
+                return _ANYBODY
+            limits = await run_sync(self._tenants.limits_of, [tenant])
+            return Caller(tenant, _OF_PROXY, limits.get(tenant, NO_LIMITS), actor="proxy")
+        caller = await run_sync(self._key_store.caller, actor)
+        if caller is None or caller.sees != tenant:
+            raise Unauthenticated("the key with which this was asked for is revoked, or has expired")
+        return caller
 
     async def begin_session(self, headers: Headers) -> str:
         """Begin a session with the key of a request, and return its id, which only the browser may keep.

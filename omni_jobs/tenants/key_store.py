@@ -122,6 +122,11 @@ class ApiKeys:
         act = Act(by, "revoke_key")
         return self._db.run(lambda tx: _revoke(tx, key_id, act))
 
+    def caller(self, key_id: str) -> Caller | None:
+        """Return the caller that has a key, by the key's id; None for one that is unknown, revoked or expired."""
+        row = self._db.read(lambda tx: tx.execute(_BY_ID, {"key_id": key_id}).one_or_none())
+        return None if row is None else caller_of(row)
+
     def find_all(self, digests: Sequence[str]) -> dict[str, tuple[Caller, float]]:
         """Return the callers that present these keys, by digest, each with for how many seconds its key lives on.
 
@@ -164,6 +169,11 @@ _FOUND = (
     )
     .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
     .where(one_of(ApiKeyRow.digest, bindparam("digests")), *KEY_COUNTS)
+)
+_BY_ID = (
+    select(ApiKeyRow.id, ApiKeyRow.tenant, ApiKeyRow.scopes, TenantRow.limits)
+    .join(TenantRow, TenantRow.name == ApiKeyRow.tenant)
+    .where(ApiKeyRow.id == bindparam("key_id"), *KEY_COUNTS)
 )
 
 

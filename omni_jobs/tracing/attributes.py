@@ -44,8 +44,7 @@ MADE: Final[Mapping[str, str]] = {
 """Attributes by the amounts that a stage run has made."""
 
 
-def of_request(pipeline: str, seed: int, parameters: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """Return the attributes of what was asked of a stage. No text of a request is among them."""
+def of_parameters(parameters: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the attributes of what a request sets of a stage's parameters. No text is among them."""
     asked = {attribute: parameters[name] for name, attribute in PARAMETERS.items() if name in parameters}
-    numbers = {name: value for name, value in asked.items() if isinstance(value, int | float)}
-    return {OPERATION: "generate_content", PROVIDER: "omni_jobs", MODEL: pipeline, SEED: seed, **numbers}
+    return {name: value for name, value in asked.items() if isinstance(value, int | float)}

@@ -1,43 +1,34 @@
 """``SentSpans``: spans by OpenTelemetry's SDK, sent by OTLP over HTTP in batches, by a thread of its own.
 
-The only file that imports OpenTelemetry. Its own variables configure it: ``OTEL_EXPORTER_OTLP_ENDPOINT`` and others of
-the exporter, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_SERVICE_NAME``, ``OTEL_BSP_…``.
+OpenTelemetry's own variables configure it: ``OTEL_EXPORTER_OTLP_ENDPOINT`` and others of the exporter,
+``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_SERVICE_NAME``, ``OTEL_BSP_…``.
 """
 
 import os
-import secrets
+import sys
 import threading
 from collections.abc import Sequence
-from typing import overload
 
+import orjson
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.logs.printable import printable
+from omni_jobs.tracing.encoded_span import SpanSource, encoded_request, encoded_span
 from omni_jobs.tracing.spans import EndedSpan
 from omni_jobs.tracing.traceparent import span_of, trace_of
 
-_KINDS = {"server": SpanKind.SERVER, "consumer": SpanKind.CONSUMER, "internal": SpanKind.INTERNAL}
-_NS = 1_000_000_000
 _CLOSE_S = 5.0
-_MOST_CHARS = 4096  # of a text in a span
 _SCOPE = InstrumentationScope("omni_jobs")
+_SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 class SentSpans:
@@ -49,63 +40,92 @@ class SentSpans:
         self._provider = TracerProvider(
             resource=Resource.create({**names, "service.namespace": "omni-jobs"}), shutdown_on_exit=False
         )
-        self._processor = None if (exporter := _exporter()) is None else BatchSpanProcessor(exporter)
+        self._source = _source_of(self._provider.resource)
+        self._exporter = _exporter()
+        self._is_shown = isinstance(self._exporter, ConsoleSpanExporter)
+        self._processor = None if self._exporter is None else BatchSpanProcessor(self._exporter)
         if self._processor is not None:
             self._provider.add_span_processor(self._processor)
 
     def new(self, within: str | None) -> str:
         """Return the name of a new span in the trace of another one, or in a new trace that is recorded or not."""
-        trace = secrets.token_hex(16) if within is None else trace_of(within)
+        ids = self._provider.id_generator
+        trace = f"{ids.generate_trace_id():032x}" if within is None else trace_of(within)
         decision = self._provider.sampler.should_sample(_context(within), int(trace, 16), "submit").decision
-        return f"00-{trace}-{secrets.token_hex(8)}-{'00' if decision is Decision.DROP else '01'}"
+        return f"00-{trace}-{ids.generate_span_id():016x}-{'00' if decision is Decision.DROP else '01'}"
 
     def send(self, span: EndedSpan) -> None:
         """Hand a span to the thread that sends. Returns at once."""
-        if not int(span.traceparent[53:55], 16) & TraceFlags.SAMPLED:
-            return
-        if self._processor is None:
-            return
-        ended = int(span.ended * _NS)
-        attributes = {name: _sendable(value) for name, value in span.attributes.items()}
-        events, status = [], Status(StatusCode.UNSET)
-        if span.error is not None:
-            code, message = span.error["code"], _sendable(span.error["message"])
-            what = {"exception.type": code, "exception.message": message}
-            events, status = [Event("exception", what, ended)], Status(StatusCode.ERROR, message)
-            attributes["error.type"] = code
-        # Made whole, because a tracer's span is for code that runs within it, and costs ten times as much.
-        made = ReadableSpan(
-            span.name,
-            _span_context(span.traceparent),
-            None if span.parent is None else _span_context(span.parent),
-            self._provider.resource,
-            attributes,
-            events,
-            [Link(_span_context(each)) for each in span.links],
-            _KINDS[span.kind],
-            status=status,
-            start_time=int(span.began * _NS),
-            end_time=ended,
-            instrumentation_scope=_SCOPE,
-        )
-        self._processor.on_end(made)
+        if self._processor is not None and int(span.traceparent[53:55], 16) & TraceFlags.SAMPLED:
+            shown = self._is_shown
+            self._processor.on_end(_ShownSpan(span) if shown else _EncodedSpan(encoded_span(span), self._source))
 
     def close(self) -> None:
         """Send what waits, for some seconds at most: a collector may hang, and OpenTelemetry would wait longer."""
         closing = threading.Thread(target=self._provider.shutdown, name="spans-close", daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
+        if closing.is_alive() and self._exporter is not None:
+            self._exporter.shutdown()  # else its thread would try again and again
 
 
-@overload
-def _sendable(value: str) -> str: ...
-@overload
-def _sendable(value: str | float | Sequence[str]) -> str | float | Sequence[str]: ...
-def _sendable(value: str | float | Sequence[str]) -> str | float | Sequence[str]:
-    """Return a bounded attribute that protobuf takes: what it refuses would cost all spans sent with it."""
-    if isinstance(value, str):
-        return printable(value[:_MOST_CHARS])
-    return value if isinstance(value, int | float) else [printable(each[:_MOST_CHARS]) for each in value]
+class _EncodedSpan(ReadableSpan):
+    """A span and its steps. OpenTelemetry passes it on, and looks at its context alone.
+
+    It is encoded already, because the objects of a span that can be read cost ten times as much.
+    """
+
+    def __init__(self, encoded: bytes, source: SpanSource) -> None:
+        self.encoded = encoded
+        self.source = source
+
+    @property
+    def context(self) -> SpanContext:
+        return _SAMPLED
+
+
+class _ShownSpan(ReadableSpan):
+    """A span and its steps for the console, as JSON on a line."""
+
+    def __init__(self, span: EndedSpan) -> None:
+        self._span = span
+
+    @property
+    def context(self) -> SpanContext:
+        return _SAMPLED
+
+    def to_json(self, indent: int | None = None) -> str:
+        return orjson.dumps(self._span._asdict(), default=str).decode()
+
+
+class _EncodedRequest:
+    """The message that the exporter sends."""
+
+    def __init__(self, spans: Sequence[_EncodedSpan]) -> None:
+        self._spans = spans
+
+    def SerializePartialToString(self) -> bytes:
+        return encoded_request(self._spans[0].source, [span.encoded for span in self._spans])
+
+
+def _encode_spans(spans: Sequence[ReadableSpan]) -> object:
+    """Return the message of spans of ours, and of those that a library sends by the same exporter."""
+    ours = [span for span in spans if isinstance(span, _EncodedSpan)]
+    return _EncodedRequest(ours) if ours else encode_spans(spans)
+
+
+vars(trace_exporter)["encode_spans"] = _encode_spans  # because the exporter takes bytes in no other way
+
+
+def _source_of(resource: Resource) -> SpanSource:
+    """Return what stands before all spans of this process, as OpenTelemetry encodes it."""
+    [of_resource] = encode_spans(
+        [ReadableSpan("", _SAMPLED, resource=resource, instrumentation_scope=_SCOPE)]
+    ).resource_spans
+    [of_scope] = of_resource.scope_spans
+    of_resource.ClearField("scope_spans")
+    of_scope.ClearField("spans")
+    return SpanSource(of_resource.SerializeToString(), of_scope.SerializeToString())
 
 
 def _exporter() -> SpanExporter | None:
@@ -119,7 +139,7 @@ def _exporter() -> SpanExporter | None:
         case "otlp":
             return OTLPSpanExporter()
         case "console":
-            return ConsoleSpanExporter()
+            return ConsoleSpanExporter(out=sys.stdout)
         case "none":
             return None
     raise ConfigError(f"must be otlp, console or none, not {name!r:.40}", field="OTEL_TRACES_EXPORTER")

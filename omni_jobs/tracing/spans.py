@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.tracing.traceparent import trace_of
@@ -15,15 +14,20 @@ if TYPE_CHECKING:
     from omni_jobs.tracing.provider import SentSpans
 
 
-@dataclass(frozen=True, slots=True)
-class EndedSpan:
+Value = str | float | tuple[str, ...]
+"""What an attribute may be; a float may be an int, and a bool."""
+
+
+class EndedSpan(NamedTuple):
     """A span that is over. It is made once it has ended, of times that were taken, and no code runs within it.
 
     traceparent  its own name
     parent       that of the span around it; None: the trace begins with it
     began        seconds since 1970, as ``ended``
+    labels       attributes that many spans share: they are encoded once
     links        the names of spans that it follows, of the same trace
-    error        what it ended in, as {code, message}; the message is clean
+    steps        spans within it that have nothing but a name and times, as began and ended
+    error        what it ended in, and the last of its steps, as {code, message}; the message is clean
     """
 
     name: str
@@ -32,8 +36,10 @@ class EndedSpan:
     began: float
     ended: float
     kind: Literal["server", "consumer", "internal"] = "internal"
-    attributes: Mapping[str, str | int | float | Sequence[str]] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = {}
+    labels: tuple[tuple[str, Value], ...] = ()
     links: Sequence[str] = ()
+    steps: Sequence[tuple[str, float, float]] = ()
     error: Mapping[str, str] | None = None
 
 

@@ -1,7 +1,6 @@
 """``traceparent``: W3C's name of a span within its trace (Trace Context, level 1), as jobs keep it."""
 
 import re
-import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Final
@@ -24,12 +23,6 @@ def traceparent_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     text = given[0][:55].decode("latin-1")
     is_plain = len(given[0]) == 55 or (given[0][:2] != b"00" and given[0][55:56] == b"-")
     return text if is_plain and _FORM.fullmatch(text) else None
-
-
-def new_traceparent(within: str | None) -> str:
-    """Return a new span's name, in the trace of another one, or in a new trace that is recorded."""
-    trace, flags = (secrets.token_hex(16), "01") if within is None else (trace_of(within), within[53:55])
-    return f"00-{trace}-{secrets.token_hex(8)}-{flags}"
 
 
 def trace_of(traceparent: str) -> str:

@@ -7,8 +7,9 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,15 +32,18 @@ from omni_jobs.api import (
     transcriptions,
     usage,
     videos,
+    workers,
 )
 from omni_jobs.api.needs import needs_key
 from omni_jobs.api.services import Services
 from omni_jobs.dashboard import routes as dashboard_routes
 from omni_jobs.dashboard.fragments import Fragments
+from omni_jobs.dashboard.page_route import error_page
+from omni_jobs.errors import NotFound
 from omni_jobs.http.broken_answers import BrokenAnswers
 from omni_jobs.http.browsers import KnownPages
 from omni_jobs.http.counted_answers import CountedAnswers
-from omni_jobs.http.error_answers import errors, install_error_answers
+from omni_jobs.http.error_answers import answer_of_framework, errors, install_error_answers
 from omni_jobs.http.held_bodies import BoundedBodies
 from omni_jobs.http.middleware import CancelledRequests, HeadRequests
 from omni_jobs.http.path_prefix import PathPrefix
@@ -49,6 +53,7 @@ from omni_jobs.metrics.api_metrics import ApiMetrics
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.plugs import Plugs
+from omni_jobs.web.exact_routes import ExactRoutes
 
 
 def create_app(settings: Settings, services: Services | None = None, plugs: Plugs | None = None) -> FastAPI:
@@ -63,6 +68,7 @@ def create_app(settings: Settings, services: Services | None = None, plugs: Plug
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.services = services or await run_sync(Services, settings, measured)
         app.state.fragments = Fragments()
+        app.state.services.actions.start()
         try:
             yield
         finally:
@@ -85,6 +91,7 @@ def create_app(settings: Settings, services: Services | None = None, plugs: Plug
     app.state.metrics = measured
     app.state.plugs = plugs
     install_error_answers(app)
+    app.add_exception_handler(404, _answer_unknown_path)
     app.add_middleware(CancelledRequests)
     app.add_middleware(BoundedBodies, settings=settings)
     app.add_middleware(KnownPages, settings=settings)
@@ -95,6 +102,16 @@ def create_app(settings: Settings, services: Services | None = None, plugs: Plug
     return app
 
 
+def _answer_unknown_path(request: Request, error: Exception) -> Response:
+    """Answer where no route has the path: with a page if a person reads it, who has followed a wrong link."""
+    if not isinstance(error, HTTPException):
+        raise error
+    reads_pages = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    if reads_pages and not request.scope["path"].startswith(f"{request.scope.get('root_path', '')}/v1/"):
+        return error_page(request, NotFound("there is no such page"))
+    return answer_of_framework(request, error)
+
+
 _OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
 """What the server may answer in place of any route: to a head that is wrong, late or too large, or while it is full."""
 
@@ -103,12 +120,25 @@ _OF_ANY_REQUEST: Final = errors(400, 408, 421, 431, 503)
 def _routes() -> list[BaseRoute]:
     router = APIRouter()
     openai = (models, chat_completions, responses, speech, transcriptions, images, videos)
-    for noun in (jobs, job_actions, bulk, artifacts, pipelines, stages, scaling, usage, metrics, *openai, status):
+    for noun in (
+        jobs,
+        job_actions,
+        bulk,
+        artifacts,
+        pipelines,
+        stages,
+        workers,
+        scaling,
+        usage,
+        metrics,
+        *openai,
+        status,
+    ):
         documented = {**_OF_ANY_REQUEST, **errors(401, 403, 422, 429)}
         router.include_router(noun.router, dependencies=[Depends(check_query)], responses=documented)
     router.include_router(health.router, responses=_OF_ANY_REQUEST)
     router.include_router(dashboard_routes.router)
-    return router.routes
+    return [ExactRoutes(router.routes), *router.routes]
 
 
 class _Api(FastAPI):

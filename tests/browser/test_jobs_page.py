@@ -1,14 +1,23 @@
-"""The list of jobs in a browser: filters, pages, selection, keys, and actions on many after a preview."""
+"""The list of jobs in a browser, on both databases: filters, pages, selection, keys, and actions after a preview."""
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from omni_jobs.api import action_performer
 from omni_jobs.dashboard import jobs as jobs_page
+from omni_jobs.settings import Settings
 from tests.browser.seeded_jobs import Hands, one_of_each
 from tests.browser.visitor import Visitor, check_looks
-from tests.integration.api_server import ApiServer
+from tests.integration.api_server import ApiServer, server_settings
+
+
+@pytest.fixture
+def settings(database_url: str, valkey_server: str, tmp_path: Path) -> Settings:
+    """Of a server with an empty database, once on SQLite and once on PostgreSQL."""
+    return server_settings(tmp_path, valkey_server, database_url=database_url)
 
 
 def test_the_list_looks_well(api: ApiServer, visitor: Visitor) -> None:
@@ -93,3 +102,57 @@ def test_all_that_match_are_cancelled(api: ApiServer, visitor: Visitor) -> None:
     page.get_by_role("button", name="Cancel 3 jobs").click()
     expect(page.get_by_role("heading", name="3 jobs cancelled")).to_be_visible()
     assert {str(api.services.jobs.get(each).status) for each in jobs} == {"cancelled"}
+    [action] = api.services.jobs.actions()
+    for path in (f"/actions/{action.id}", "/actions"):
+        check_looks(visitor, path)
+
+
+def test_what_two_tabs_do_to_the_same_jobs_happens_once_and_is_told_to_both(api: ApiServer, visitor: Visitor) -> None:
+    hands = Hands(api)
+    ended, gone, queued = (hands.submitted(metadata={"project": "sea"}) for _ in range(3))
+    tabs = (visitor.page, visitor.context.new_page())
+    for tab in tabs:
+        tab.goto("/jobs?metadata=project%3Dsea")
+        for job in (ended, gone, queued):
+            tab.get_by_label(f"select {job}").check()
+        tab.get_by_role("button", name="Cancel…").click()
+        expect(tab.get_by_role("heading", name="Cancel 3 jobs?")).to_be_visible()
+    hands.completed(ended)
+    api.services.jobs.cancel(gone)
+    api.services.jobs.delete(gone)
+    for tab, told in zip(tabs, ("1 job cancelled", "0 jobs cancelled"), strict=True):
+        tab.get_by_role("button", name="Cancel 3 jobs").click()
+        expect(tab.get_by_role("heading", name=told)).to_be_visible()
+        expect(tab.get_by_text("the job is completed already")).to_be_visible()
+        expect(tab.get_by_text(f"there is no job '{gone}'")).to_be_visible()
+    expect(tabs[1].get_by_text("the job is cancelled already")).to_be_visible()
+    acts = [(act.action, act.target) for act in api.services.jobs.acts(at_most=100)]
+    assert acts.count(("cancel", queued)) == 1
+    job_page, other = tabs
+    alone = hands.submitted()
+    for tab in tabs:
+        tab.goto(f"/jobs/{alone}")
+        expect(tab.get_by_role("button", name="Cancel")).to_be_visible()
+    job_page.get_by_role("button", name="Cancel").click()
+    expect(other.locator("header .state.cancelled")).to_be_visible()  # the other tab learns it by itself
+    for tab in tabs:
+        tab.get_by_role("button", name="Retry", exact=True).click()
+    expect(job_page.locator("header .state.queued")).to_be_visible()
+    expect(other.get_by_role("heading", name="409")).to_be_visible()
+    expect(other.get_by_text(f"job {alone} is queued: only a job that has ended can be retried")).to_be_visible()
+    assert api.services.jobs.get(alone).retries == 1
+
+
+def test_an_action_is_stopped_on_its_page(api: ApiServer, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_performer, "GROUP", 1)
+    hands, page = Hands(api), visitor.page
+    for _ in range(100):
+        hands.submitted()
+    page.goto("/jobs?pipeline=echo")
+    page.locator("#of").select_option("matching")
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel 100 jobs").click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("It was stopped by anyone")).to_be_visible()
+    [stopped] = api.services.jobs.actions()
+    assert (stopped.state, stopped.changed < 100) == ("stopped", True)

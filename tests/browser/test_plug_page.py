@@ -12,7 +12,7 @@ from omni_jobs.jobs import JobFilter, Jobs
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
-from tests.browser.visitor import Visitor, check_looks
+from tests.browser.visitor import Visitor, check_looks, visiting
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,13 +30,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStack]:
 
 @pytest.fixture
 def visitor(browser: Browser, stack: EmbeddedStack) -> Iterator[Visitor]:
-    port = stack.url.rpartition(":")[2]
-    with browser.new_context(base_url=f"http://localhost:{port}") as context:
-        visitor = Visitor(context, context.new_page())
-        context.route(re.compile(rf"^(?!http://localhost:{port}/|data:|blob:)"), visitor.block)
+    with visiting(browser, int(stack.url.rpartition(":")[2])) as visitor:
         yield visitor
-        assert visitor.left == []
-        assert visitor.violations == []
 
 
 def number(visitor: Visitor, name: str) -> int:

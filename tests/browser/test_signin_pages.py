@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
@@ -75,3 +75,23 @@ def test_a_key_of_a_tenant_shows_its_jobs_and_no_workers(settings: Settings, api
         page.wait_for_url("**/signin")
     page.goto(f"/jobs/{job}")
     page.wait_for_url(re.compile(rf"/signin\?to=.*{job}"))
+
+
+def test_the_page_of_an_open_job_leads_to_the_sign_in_once_the_session_has_ended(
+    key: str, settings: Settings, api: ApiServer, visitor: Visitor
+) -> None:
+    database = Database(settings.resolved_database_url)
+    submitter = ApiKeys(database).create("acme", ["submit"]).key
+    database.close()
+    job = Hands(api).submitted(headers={"Authorization": f"Bearer {submitter}"})
+    page = visitor.page
+
+    def end_session(route: Route) -> None:
+        visitor.context.clear_cookies()
+        route.continue_(headers={"Accept": "text/event-stream"})
+
+    visitor.context.route("**/events*", end_session)
+    page.goto(f"/signin?to=/jobs/{job}")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(re.compile("/signin$"))

@@ -1,5 +1,8 @@
 """The scripts of other projects do their work under the dashboard's policy, which allows no eval and nothing inline."""
 
+import itertools
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -13,7 +16,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def test_htmx_polls_and_morphs_without_eval(visitor: Visitor) -> None:
-    answers = iter(range(1, 100))
+    answers = itertools.count(1)
     visitor.context.route("**/part", lambda route: route.fulfill(body=part(next(answers)), content_type="text/html"))
     visitor.page.goto("/signin")
     assert visitor.page.evaluate("typeof window.htmx") == "object"
@@ -26,7 +29,7 @@ def test_htmx_polls_and_morphs_without_eval(visitor: Visitor) -> None:
         part(0),
     )
     visitor.page.locator("#part input").fill("typed")
-    expect(visitor.page.locator("#part b")).to_have_text("3")
+    expect(visitor.page.locator("#part b")).to_have_text(re.compile(r"[3-9]|\d\d"))
     expect(visitor.page.locator("#part input")).to_have_value("typed")  # what a person types outlives the morph
 
 

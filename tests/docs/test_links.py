@@ -72,3 +72,11 @@ def test_pages_that_code_names_are_there() -> None:
     }
     assert named
     assert sorted((path, page) for path, page in named if not (ROOT / page).is_file()) == []
+
+
+def test_each_picture_is_shown_somewhere_and_is_small() -> None:
+    shown = {file for page in PAGES for file, _ in links(page)}
+    pictures = sorted((ROOT / "docs" / "img").iterdir())
+    assert pictures
+    assert [name_of(path) for path in pictures if path not in shown] == []
+    assert [name_of(path) for path in pictures if path.stat().st_size > 150_000] == []

@@ -83,7 +83,7 @@ def test_the_python_is_python() -> None:
 
 
 def test_scripts_are_there() -> None:
-    found = set(re.findall(r"scripts/[a-z]+(?![a-z.])", ALL))
+    found = set(re.findall(r"scripts/[a-z]+(?:-[a-z]+)*(?![a-z.-])", ALL))
     assert found >= {"scripts/demo", "scripts/test", "scripts/setup"}
     for script in found:
         assert (ROOT / script).stat().st_mode & 0o100

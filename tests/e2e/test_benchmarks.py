@@ -23,7 +23,7 @@ def figures_of(tmp_path: Path, module: str, *arguments: str) -> dict[str, dict[s
     for figure in figures.values():
         assert figure.keys() == {"name", "value", "unit", "runs", "target", "met", "machine"}
         # A stage that does nothing may end within a millisecond, which is all that SQLite's clock tells.
-        assert figure["value"] > 0 or ", stage " in figure["name"]
+        assert figure["value"] > 0 or ", stage " in figure["name"] or figure["unit"] == "changes"
     return figures
 
 
@@ -93,6 +93,18 @@ def test_the_dashboard(tmp_path: Path) -> None:
     assert pages | {"sqlite: 4 tabs, of a core", "sqlite: 4 open jobs, of a core"} <= set(figures)
 
 
+def test_migrations(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "migrations", "--database", "sqlite")
+    assert {"sqlite, back, all", "sqlite, forward to 0006: longest wait of a writer", "sqlite, forward, all"} <= set(
+        figures
+    )
+
+
+def test_pages_in_a_browser(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "pages")
+    assert {f"{path}, whole in the browser" for path in ("/", "/jobs", "/jobs/{id}", "/try", "/audit")} <= set(figures)
+
+
 def test_open_streams(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "streams", "--database", "sqlite")
     assert {"sqlite: 20 open streams, of a core", "sqlite: from a token to the client's event, p50"} <= set(figures)
@@ -101,6 +113,11 @@ def test_open_streams(tmp_path: Path) -> None:
 def test_the_hand_off(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "handoff", "--store", "s3")
     assert {"s3: hand-off, p50", "s3: whole job, p99", "s3: a read"} <= set(figures)
+
+
+def test_what_log_lines_and_spans_cost(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "observing", "--database", "sqlite")
+    assert {"sqlite: CPU, no lines / lines", "sqlite: CPU, lines / lines and spans"} <= set(figures)
 
 
 def test_what_a_job_costs(tmp_path: Path) -> None:
@@ -124,3 +141,9 @@ def test_estimates(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "estimates")
     assert figures["sqlite: all: intervals"]["value"] > 0
     assert (figures["sqlite: all: held"]["target"], figures["sqlite: all: held, and no more"]["target"]) == (0.75, 0.85)
+
+
+def test_workers_that_come_and_go(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "scaling", "--database", "sqlite")
+    assert figures["sqlite: completed with the right answer / jobs"]["met"]
+    assert {"a day, simulated, wait p99", "sqlite: the stack, wait p99", "sqlite: simulated, wait p99"} <= set(figures)

@@ -81,12 +81,15 @@ class EchoStack:
     options: Mapping[str, str] = field(default_factory=dict)
     pipeline: str = "echo"
     config: str = PIPELINE  # its YAML
+    other_configs: Sequence[str] = ()  # that stand beside it
     modalities: Sequence[str] = ("text",)
 
     def __post_init__(self) -> None:
         configs = self.directory / "stage_configs"
         configs.mkdir()
         (configs / f"{self.pipeline}.yaml").write_text(self.config)
+        for number, config in enumerate(self.other_configs):
+            (configs / f"other-{number}.yaml").write_text(config)
         self.workers: list[EchoWorker] = []
         self.prefix = f"{uuid4().hex}:"
         self.variables = {
@@ -124,13 +127,19 @@ class EchoStack:
         return [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "custom", *arguments], environment
 
     def launch(
-        self, stage: str, slot: str | None = None, *, fault: str | None = None, concurrency: int | None = None
+        self,
+        stage: str,
+        slot: str | None = None,
+        *,
+        label: str | None = None,
+        fault: str | None = None,
+        concurrency: int | None = None,
     ) -> EchoWorker:
-        """Start a worker process."""
+        """Start a worker process. ``label``: of another version of the pipeline than the newest."""
         slot = slot or f"{stage}-{len(self.workers)}@test"
         command, environment = self.command(
             "-Q",
-            f"{self.pipeline}.{stage}",
+            f"{label or self.pipeline}.{stage}",
             "-n",
             slot,
             "--without-gossip",

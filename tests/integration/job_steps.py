@@ -108,8 +108,8 @@ def done(claimed: Claim, worker_id: str, **more: Any) -> Completion:
     return Completion(claimed.stage_run_id, claimed.attempt, worker_id, **more)
 
 
-def failed(claimed: Claim, worker_id: str, error: OmniJobsError) -> Failure:
-    return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error)
+def failed(claimed: Claim, worker_id: str, error: OmniJobsError, **more: Any) -> Failure:
+    return Failure(claimed.stage_run_id, claimed.attempt, worker_id, error, **more)
 
 
 def fail(jobs: Jobs, failure: Failure) -> Outcome:
@@ -157,6 +157,7 @@ def pass_time(database: Database, seconds: float) -> None:
         tx.execute(text("UPDATE watched_jobs SET until = until - :s"), {"s": seconds})
         tx.execute(text("UPDATE abandoned_jobs SET at = at - :s"), {"s": seconds})
         tx.execute(text("UPDATE first_tries SET at = at - :s"), {"s": seconds})
+        tx.execute(text("UPDATE actions SET lease_until = lease_until - :s"), {"s": seconds})
         tx.execute(text("UPDATE workers SET lease_until = lease_until - :s"), {"s": seconds})
 
 

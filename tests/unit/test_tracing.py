@@ -1,5 +1,6 @@
 """Spans: their names, and the table of their attributes in the docs."""
 
+import json
 import re
 import socket
 import threading
@@ -8,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings
 from omni_jobs.tracing import attributes
-from omni_jobs.tracing.spans import EndedSpan, attempt_span, open_spans
+from omni_jobs.tracing.encoded_span import encoded_span
+from omni_jobs.tracing.spans import EndedSpan, Value, attempt_span, open_spans
 from omni_jobs.tracing.traceparent import span_of, trace_of
 
 JOB = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+OTHER = "00-4bf92f3577b34da6a3ce929d0e0e4736-b9c7c989f97918e1-01"
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 
 
@@ -25,6 +32,78 @@ def test_the_docs_have_each_attribute() -> None:
     given |= {*attributes.PARAMETERS.values(), *attributes.MADE.values(), *attributes.STEPS.values()}
     _, _, table = PAGE.read_text(encoding="utf-8").partition("| Attribute | Of |")
     assert set(re.findall(r"`((?:gen_ai|omni_jobs)\.[a-z_.]+)`", table)) == given
+
+
+def context(trace: str, span: str) -> SpanContext:
+    return SpanContext(int(trace, 16), int(span, 16), is_remote=True)
+
+
+TEXTS = ["", "a", "x" * 64, "x" * 65, "é", "a\nb", "x" * 4096]
+NUMBERS = [0, 1, 127, 128, 16_383, 16_384, 2**31, 2**62, 2**63 - 1, -1, -(2**63), True, 0.0, -1.5, 1e300]
+
+
+@pytest.mark.parametrize("error", [None, {"code": "model_error", "message": "it fails"}])
+def test_a_span_and_its_steps_are_encoded_as_opentelemetry_would(error: dict[str, str] | None) -> None:
+    """Whatever its texts and numbers are: short ones, long ones and others are written in ways of their own."""
+    values: list[Value] = [*TEXTS, *NUMBERS, ("stop", "é")]
+    known = {f"a{number}": value for number, value in enumerate(values)}
+    labels: dict[str, Value] = {attributes.STAGE: "first", attributes.ATTEMPT: 1}
+    steps = [("queue", 1.5, 1.75), ("load", 1.75, 2.25)]
+    span = EndedSpan(
+        "stage run a", JOB, OTHER, 1.5, 2.25, "consumer", known, tuple(labels.items()), [OTHER], steps, error
+    )
+    found = ScopeSpans.FromString(encoded_span(span)).spans
+    own, other = context(trace_of(JOB), span_of(JOB)), context(trace_of(OTHER), span_of(OTHER))
+    ended: dict[str, Any] = {}
+    if error is not None:
+        what = {"exception.type": error["code"], "exception.message": error["message"]}
+        status = Status(StatusCode.ERROR, error["message"])
+        ended = {"events": [Event("exception", what, 2_250_000_000)], "status": status}
+    of_error = {} if error is None else {"error.type": error["code"]}
+    expected = [
+        ReadableSpan(
+            span.name,
+            own,
+            other,
+            attributes={**labels, **known, **of_error},
+            links=[Link(other)],
+            kind=SpanKind.CONSUMER,
+            start_time=1_500_000_000,
+            end_time=2_250_000_000,
+            **ended,
+        )
+    ]
+    for step, (name, began, at) in zip(found[1:], steps, strict=True):
+        is_last = name == "load"
+        expected.append(
+            ReadableSpan(
+                name,
+                context(step.trace_id.hex(), step.span_id.hex()),
+                own,
+                attributes=of_error if is_last else {},
+                start_time=int(began * 1e9),
+                end_time=int(at * 1e9),
+                **(ended if is_last else {}),
+            )
+        )
+    theirs = encode_spans(expected).resource_spans[0].scope_spans[0].spans
+    for each in theirs:
+        if not each.status.ListFields():  # theirs have an empty one, which means what none means
+            each.ClearField("status")
+    assert list(found) == list(theirs)
+    assert len({each.span_id for each in found}) == 3
+
+
+def test_the_console_shows_a_span_on_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    spans = open_spans(Settings(tracing="on"), "api")
+    assert spans is not None
+    spans.send(EndedSpan("stage run a", JOB, OTHER, 1.0, 2.0, steps=[("queue", 1.0, 1.5)]))
+    spans.close()
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["traceparent"], shown["parent"], shown["steps"]) == (JOB, OTHER, [["queue", 1.0, 1.5]])
 
 
 def test_an_attempts_span_is_the_same_to_every_process() -> None:
@@ -83,6 +162,10 @@ def test_a_collector_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch)
         for _ in range(5000):
             spans.send(EndedSpan("submit echo", spans.new(None), None, 1.0, 2.0))
         spans.close()
+    for thread in threading.enumerate():
+        if "Otel" in thread.name:
+            thread.join(20)
+            assert not thread.is_alive(), "it tries again"
 
 
 def test_a_span_is_of_bounded_size_and_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.broker.doorbell_metrics import DoorbellMetrics
 from omni_jobs.broker.relay import Relay
+from omni_jobs.cards import shortage
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
-from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
 from omni_jobs.jobs import Jobs, NewWorker, Retention, transition_observers
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
@@ -115,6 +116,7 @@ class StageHost:
         self._llm: StageLLM | None = None
         self._executor: Executor | None = None  # from ``serve`` on
         self._engine_watch: asyncio.Task[None] | None = None
+        self._could_not_load = False
 
     def _new_worker(self, slot: str) -> NewWorker:
         return NewWorker(
@@ -174,10 +176,22 @@ class StageHost:
             raise RuntimeError("the engine is not prepared")
         try:
             await self._llm.start()
-        except ConfigError as error:
+        except OmniJobsError as error:
+            self._could_not_load = True
+            await self._tell_shortage(self._llm)
+            if not isinstance(error, ConfigError):
+                raise
             device: Device = "cuda" if self._llm.cuda_devices else "cpu"
-            raise self._pipelines.placed(error, self._pipeline.name, self._stage, device) from error
+            raise self._pipelines.placed(error, self._pipeline.label, self._stage, device) from error
         keep_what_is_loaded()
+
+    async def _tell_shortage(self, llm: StageLLM) -> None:
+        """Log which share of its card would do, if the stage's is too small or others have taken the card."""
+        if llm.cuda_devices:
+            config = self._pipeline.stage(self._stage)
+            number = llm.cuda_devices[0]
+            if lack := await asyncio.to_thread(shortage, self._pipeline, config, self._settings, number):
+                logger.error("%s; omni-jobs pipelines fit %s divides cards", lack, self._pipeline.name)
 
     async def serve(self) -> Executor:
         """Record that the engine is loaded, so that this worker may claim, and return the executor, which claims.
@@ -238,7 +252,8 @@ class StageHost:
             self._engine_watch.cancel()
         if self._executor is not None:
             await _attempt("the executor", self._executor.drain(drain_s, hurry))
-        await _attempt("the ledger", asyncio.to_thread(self._ledger.close))
+        engine_down = self._engine_is_down()  # before this closes it
+        await _attempt("the ledger", asyncio.to_thread(self._ledger.close, engine_down=engine_down))
         if self._spans is not None:
             await _attempt("the spans", asyncio.to_thread(self._spans.close))
         await _attempt("the relay", asyncio.to_thread(self._relay.close))
@@ -247,6 +262,12 @@ class StageHost:
         await _attempt("the database", asyncio.to_thread(self._database.close))
         if self._metrics_server is not None:
             await _attempt("the metrics", asyncio.to_thread(self._metrics_server.close))
+
+    def _engine_is_down(self) -> bool:
+        """Return whether the engine died, hangs or could not be loaded."""
+        if self._executor is None or self._llm is None:
+            return self._could_not_load
+        return self._executor.engine_is_down or not self._llm.runner.healthy
 
     def _on_cancel(self, stage_run_ids: Sequence[int]) -> None:
         if self._executor is not None:

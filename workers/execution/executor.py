@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from omni_jobs.errors import Fenced, StageError
-from omni_jobs.jobs import Claim, Claims, Completion
+from omni_jobs.jobs import Claim, Claims, Completion, StepSeconds
 from omni_jobs.logs.context import RunNames, current_run
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
@@ -84,7 +84,7 @@ class Executor:
             self._stage, store, ledger.worker.worker_id, inline_bytes=settings.inline_payload_bytes, on_broken=on_broken
         )
         self._snapshots = StageSnapshots(self._stage, store, ledger, llm.snapshot_origin)
-        self._ends = RunEnds(llm, ledger, take_no_more=self._take_no_more, on_broken=on_broken)
+        self._ends = RunEnds(llm, ledger, steps_of=self._steps_of, take_no_more=self._take_no_more, on_broken=on_broken)
         self._watch = HangWatch(
             stop_limit_s=settings.stop_limit_s,
             stall_limit_s=settings.engine_stall_s,
@@ -110,9 +110,19 @@ class Executor:
         """The number of stage runs that are claimed, and whose end is not recorded yet."""
         return len(self._in_flight)
 
+    @property
+    def engine_is_down(self) -> bool:
+        """Whether an attempt ended here because the engine died or hangs, so that the worker ends."""
+        return self._ends.engine_is_down
+
     def claims_in_flight(self) -> list[tuple[Claim, float]]:
         """Return the claims in flight, each with the time of the claim in seconds since 1970. For any thread."""
         return [(run.claim, run.observed.times.claimed_at) for run in tuple(self._in_flight.values())]
+
+    def _steps_of(self, stage_run_id: int) -> StepSeconds | None:
+        """Return how long the steps of a stage run in flight have taken until now. For any thread."""
+        run = self._in_flight.get(stage_run_id)
+        return None if run is None else run.observed.times.steps()
 
     # Claim.
 
@@ -190,7 +200,8 @@ class Executor:
                 output = await self._llm.generate(stage_input, partial(self._report, run, limit), snapshots)
                 observed.ran()
                 device_s = self._llm.device_time.of(claim.stage_run_id)
-                completion = snapshots.warn(await self._handoff.store(claim, stage_input, output, device_s))
+                completion = await self._handoff.store(claim, stage_input, output, device_s, observed.times.steps)
+                completion = snapshots.warn(completion)
                 observed.stored(completion)
             result = await self._complete(run, completion)
         except Fenced:

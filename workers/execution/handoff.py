@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from omni_jobs.errors import ObjectCorrupt, PayloadCorrupt, PayloadTooLarge, StorageError
-from omni_jobs.jobs import Claim, Completion, StoredArtifact
+from omni_jobs.jobs import Claim, Completion, StepSeconds, StoredArtifact
 from omni_jobs.payloads import Payload
 from omni_jobs.storage import ObjectRef, ObjectStore, artifact_key, payload_key
 from workers.runners.model_threads import ModelThreads
@@ -128,13 +128,19 @@ class HandOff:
     # Store.
 
     async def store(
-        self, claim: Claim, stage_input: StageInput[Any], output: OmniModelRunnerOutput, device_s: float = 0.0
+        self,
+        claim: Claim,
+        stage_input: StageInput[Any],
+        output: OmniModelRunnerOutput,
+        device_s: float = 0.0,
+        steps: Callable[[], StepSeconds | None] = lambda: None,
     ) -> Completion:
         """Store an output's payload and artifacts, and return the completion, which the ledger is to record.
 
-        ``device_s``: the seconds on devices that the attempt has had. The output's hidden states are freed in any
-        case. Raises StorageError, PayloadTooLarge, and StageError or PayloadError for an output that cannot be encoded;
-        objects stored until then are deleted.
+        ``device_s``: the seconds on devices that the attempt has had. ``steps`` is asked for those of its steps when
+        all is stored, on any thread. The output's hidden states are freed in any case. Raises StorageError,
+        PayloadTooLarge, and StageError or PayloadError for an output that cannot be encoded; objects stored until then
+        are deleted.
         """
         free: Callable[[], None] | None = None
         try:
@@ -143,7 +149,7 @@ class HandOff:
             finish = partial(self._stage.finish, output, stage_input, claim.attempt)
             # To encode artifacts takes long. It has threads of its own, so that no load waits for it.
             result = await self._encoding.run(finish) if self._stage.makes_artifacts else finish()
-            store = partial(self._store_objects, claim, result, device_s)
+            store = partial(self._store_objects, claim, result, device_s, steps)
             is_large = result.payload is not None and result.payload.nbytes > self._inline_bytes
             if not is_large and not result.artifacts:
                 return store()
@@ -153,11 +159,14 @@ class HandOff:
             if free is not None:
                 free()
 
-    def _store_objects(self, claim: Claim, result: StageResult, device_s: float) -> Completion:
+    def _store_objects(
+        self, claim: Claim, result: StageResult, device_s: float, steps: Callable[[], StepSeconds | None]
+    ) -> Completion:
         """Store the artifacts, and the payload unless it is small enough for SQL; return the completion."""
         payload, size = result.payload, 0 if result.payload is None else result.payload.nbytes
-        key, most = payload_key(claim.job_id, claim.stage, claim.attempt), self._stage.config.max_payload_bytes
+        most = self._stage.config.max_payload_bytes
         if size > most:
+            key = payload_key(claim.job_id, claim.stage, claim.attempt)
             raise PayloadTooLarge(f"{size} bytes, the stage may make {most}", key=key, field="max_payload_bytes")
         stored: list[ObjectRef] = []
         try:
@@ -165,6 +174,7 @@ class HandOff:
             if payload is not None and size <= self._inline_bytes:
                 inline = b"".join(payload.buffers())
             elif payload is not None:
+                key = payload_key(claim.job_id, claim.stage, claim.attempt)
                 ref = self._store.put(key, payload.buffers())
                 stored.append(ref)
             artifacts = []
@@ -185,6 +195,7 @@ class HandOff:
                 warnings=result.warnings,
                 made=result.made,
                 device_s=device_s,
+                steps=steps(),
             )
         except Exception:
             delete_unrecorded(self._store, stored)

@@ -160,6 +160,7 @@ class Ledger:
         self._pause_s = 0.0
         self._retry_at = 0.0  # while the database is away
         self._close_by = 0.0
+        self._engine_down = False
 
     # The worker's life.
 
@@ -185,13 +186,16 @@ class Ledger:
         self.is_paused = self._slot.is_paused()
         self._relay.ring(self._slot.serve())
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 5.0, *, engine_down: bool = False) -> None:
         """Write the reports that wait, give up the worker's slot and lease, and end the thread.
+
+        ``engine_down``: this worker ends because its engine died, hangs or cannot be loaded.
 
         Reports not written within ``timeout_s`` are lost: their stage runs are queued again, at the latest by the
         lease's end.
         """
         self._slot.stop()
+        self._engine_down = engine_down
         self._close_by = time.monotonic() + timeout_s
         self._thread.put(_Batch(last=True))
         self._thread.close(timeout_s + 1.0)
@@ -356,7 +360,7 @@ class Ledger:
             self._attempt()
         if self._fenced is None:
             try:
-                self._relay.ring(self._slot.retire(stats=self._stats()))
+                self._relay.ring(self._slot.retire(stats=self._stats(), engine_down=self._engine_down))
             except Exception:
                 logger.exception("could not retire, the lease will run out")
             self._fenced = Fenced("this worker has retired")

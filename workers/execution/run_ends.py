@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from omni_jobs.errors import EngineDead, Fenced, ModelError, OmniJobsError, OutOfMemory, StageError, TimeLimitExceeded
-from omni_jobs.jobs import Claim, Failure, Outcome, Release
+from omni_jobs.jobs import Claim, Failure, Outcome, Release, StepSeconds
 from workers.execution.hang_watch import Hang
 from workers.execution.ledger import Ledger
 from workers.execution.observers.run_observer import LOST, RELEASED, RunResult
@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 def result_of(outcome: Outcome, result: RunResult) -> RunResult:
     """Return the result of a report with this outcome: ``result``, LOST if it is not ``won``; both with the state."""
-    return (result if outcome.won else LOST)._replace(state=outcome.state)
+    kind, error, _ = result if outcome.won else LOST
+    return RunResult(kind, error, outcome.state)
 
 
 class RunEnds:
@@ -28,16 +29,22 @@ class RunEnds:
         llm: StageLLM,
         ledger: Ledger,
         *,
+        steps_of: Callable[[int], StepSeconds | None],
         take_no_more: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        """``take_no_more`` is called before the end of an engine is recorded, ``on_broken`` with the reason after."""
+        """``steps_of`` says how long the steps of a stage run have taken until now, by its id.
+
+        ``take_no_more`` is called before the end of an engine is recorded, ``on_broken`` with the reason after.
+        """
         self._llm = llm
         self._stage = llm.stage.name
         self._ledger = ledger
         self._worker_id = ledger.worker.worker_id
+        self._steps_of = steps_of
         self._take_no_more = take_no_more
         self._on_broken = on_broken
+        self.engine_is_down = False  # it died or hangs, as an end says that was recorded here
 
     async def cancelled(self, claim: Claim) -> RunResult:
         """Record that a stage run was stopped as its executor asked, and return the result."""
@@ -49,6 +56,7 @@ class RunEnds:
     async def hung(self, hang: Hang, claims: Sequence[Claim]) -> Sequence[RunResult]:
         """Record the ends of all claims that an engine that hangs has in it, end the worker, and return the results."""
         logger.critical("%s", hang.reason)
+        self.engine_is_down = True
         self._take_no_more()
         answers = await asyncio.gather(*self.give_up(hang.reason, claims, hang.blamed), return_exceptions=True)
         self._on_broken(hang.reason)
@@ -73,9 +81,9 @@ class RunEnds:
         error = self._hang_error(reason)
         return self._ledger.give_up(
             [
-                Failure(*attempt, self._worker_id, error, self._device_s(attempt[0]))
+                Failure(*attempt, self._worker_id, error, *self._spent(attempt[0]))
                 if attempt in failed
-                else Release(*attempt, self._worker_id, self._device_s(attempt[0]))
+                else Release(*attempt, self._worker_id, *self._spent(attempt[0]))
                 for attempt in attempts
             ]
         )
@@ -88,10 +96,11 @@ class RunEnds:
         error = self._as_error(claim, exception)
         engine_dead = isinstance(error, EngineDead) or not self._llm.runner.healthy
         if engine_dead:
+            self.engine_is_down = True
             # Before the report, because the next attempt may be claimed at once.
             self._take_no_more()
-        device_s = self._device_s(claim.stage_run_id)
-        failure = Failure(claim.stage_run_id, claim.attempt, self._worker_id, error, device_s)
+        spent = self._spent(claim.stage_run_id)
+        failure = Failure(claim.stage_run_id, claim.attempt, self._worker_id, error, *spent)
         result = await self._record(failure, RunResult("failed", error))
         if engine_dead:
             self._on_broken("the engine is gone")
@@ -99,11 +108,12 @@ class RunEnds:
 
     async def hand_back(self, claim: Claim) -> RunResult:
         """Queue a stage run again, or end it if its job is to stop, and return the result. Nothing is counted."""
-        device_s = self._device_s(claim.stage_run_id)
-        return await self._record(Release(claim.stage_run_id, claim.attempt, self._worker_id, device_s), RELEASED)
+        spent = self._spent(claim.stage_run_id)
+        return await self._record(Release(claim.stage_run_id, claim.attempt, self._worker_id, *spent), RELEASED)
 
-    def _device_s(self, stage_run_id: int) -> float:
-        return self._llm.device_time.of(stage_run_id)
+    def _spent(self, stage_run_id: int) -> tuple[float, StepSeconds | None]:
+        """Return what an attempt has used until now: seconds on devices, and those of its steps."""
+        return self._llm.device_time.of(stage_run_id), self._steps_of(stage_run_id)
 
     async def _record(self, report: Failure | Release, result: RunResult) -> RunResult:
         """Report an end, and return the result, LOST if nothing is recorded."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from omni_jobs.errors import TimeLimitExceeded
 from omni_jobs.pipelines.stage_config import StageConfig
@@ -20,26 +20,27 @@ class TimeLimit:
         self._stage = stage
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
-        self._cancelling = asyncio.timeout(None)
         self._left_s = stage.time_limit_s  # at ``_started_at``
         self._started_at = 0.0
         self._timer: asyncio.TimerHandle | None = None  # None: the clock stands still
-        self._ended = False
+        self._ended = self._is_over = False
 
     async def __aenter__(self) -> Self:
-        await self._cancelling.__aenter__()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a time limit is for the code of a task")
+        self._task, self._cancels_before = task, task.cancelling()
         self._start()
         return self
 
-    async def __aexit__(self, *raised: Any) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._ended = True
         self._stop()
-        try:
-            await self._cancelling.__aexit__(*raised)
-        except TimeoutError as over:
+        # As in asyncio.timeout, which costs as much again: a cancel that somebody else asked for goes on as a cancel.
+        if self._is_over and self._task.uncancel() <= self._cancels_before and kind is asyncio.CancelledError:
             raise TimeLimitExceeded(
                 f"not done after {self._stage.time_limit_s:g} s, the stage's time limit", stage=self._stage.name
-            ) from over
+            ) from error
 
     def note(self, progress: Progress) -> None:
         """Stop the clock when this progress says that the stage run waits for room in its runner; else let it go on."""
@@ -62,6 +63,6 @@ class TimeLimit:
             self._timer = None
 
     def _over(self) -> None:
-        self._ended = True
+        self._ended = self._is_over = True
         self._on_over()
-        self._cancelling.reschedule(self._loop.time())
+        self._task.cancel()

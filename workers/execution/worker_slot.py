@@ -104,13 +104,17 @@ class WorkerSlot:
         self._ended = fenced or self._ended or Fenced("this worker was asked to stop")
         self._stopped.set()
 
-    def retire(self, fenced: Fenced | None = None, stats: Mapping[str, Any] | None = None) -> Collection[str]:
+    def retire(
+        self, fenced: Fenced | None = None, stats: Mapping[str, Any] | None = None, *, engine_down: bool = False
+    ) -> Collection[str]:
         """End the lease, queue what this worker holds, and return the queues to ring. Call ``stop`` before.
 
         ``fenced``: why its lease was lost, which then fails their attempts; None: it was not. ``stats``: its counts.
+        ``engine_down``: it ends because its engine died, hangs or cannot be loaded.
         """
         with self._registering:  # a ``serve`` under way ends first; a later one sees that it must not begin
-            return self._jobs.retire_worker(self.worker.worker_id, fenced=fenced, stats=stats)
+            worker_id = self.worker.worker_id
+            return self._jobs.retire_worker(worker_id, fenced=fenced, stats=stats, engine_down=engine_down)
 
     # The life of the slot's holder.
 

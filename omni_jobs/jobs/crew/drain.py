@@ -4,36 +4,46 @@ As with a stage's pause, what it runs goes on, and it may claim for another hear
 drained, even in the slot of one that was.
 """
 
-from sqlalchemy import Connection, select, update
+from typing import NamedTuple
+
+from sqlalchemy import Connection, or_, select, update
 
 from omni_jobs.database.audit import Act
 from omni_jobs.database.clock import now
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.errors import NotFound
-from omni_jobs.identity import PipelineId, StageId
 
 
-def drain(tx: Connection, worker_id: str, act: Act | None = None) -> None:
-    """Let a worker claim nothing more, until ``undrain`` or its end. One that is drained keeps the time of the first.
+class WorkerDrain(NamedTuple):
+    """A worker, and whether it is drained."""
 
-    Raises NotFound for a worker that is gone.
+    id: str
+    slot: str
+    pipeline: str
+    stage: str
+    drained_at: float | None  # seconds since 1970; None: it is not drained
+
+
+def set_drained(tx: Connection, worker: str, is_drained: bool, act: Act | None = None) -> WorkerDrain:
+    """Let a worker claim nothing more until its end, or let it claim again; return how it stands then.
+
+    ``worker`` is its id, or its slot. One that is drained already keeps the time of the first drain. Whoever lets one
+    claim again rings its stage's queue. Raises NotFound for a worker that is gone.
     """
-    _change(tx, worker_id, act, is_drained=True)
-
-
-def undrain(tx: Connection, worker_id: str, act: Act | None = None) -> StageId:
-    """Let a worker claim again, and return its stage, whose queue the caller rings. Raises NotFound."""
-    return _change(tx, worker_id, act, is_drained=False)
-
-
-def _change(tx: Connection, worker_id: str, act: Act | None, *, is_drained: bool) -> StageId:
     row = WorkerRow
-    columns = (row.slot, row.pipeline, row.pipeline_digest, row.stage, row.drained_at)
-    worker = tx.execute(select(*columns).where(row.id == worker_id).with_for_update()).one_or_none()
-    if worker is None:
-        raise NotFound(f"there is no worker {worker_id!r:.80} any more", field="worker_id")
-    if (worker.drained_at is not None) != is_drained:
-        tx.execute(update(row).where(row.id == worker_id).values(drained_at=now() if is_drained else None))
-        if act is not None:
-            act.note(tx, worker.slot, None)
-    return StageId(PipelineId(worker.pipeline, worker.pipeline_digest), worker.stage)
+    columns = (row.id, row.slot, row.pipeline, row.stage, row.drained_at)
+    is_it = or_(row.id == worker, row.slot == worker)
+    # An id that is another worker's slot is nobody's intention, and still names one.
+    found = tx.execute(
+        select(*columns).where(is_it).order_by(row.id != worker).limit(1).with_for_update()
+    ).one_or_none()
+    if found is None:
+        raise NotFound(f"there is no worker {worker!r:.80}", field="worker")
+    known = WorkerDrain(*found)
+    if (known.drained_at is not None) == is_drained:
+        return known
+    change = update(row).where(row.id == known.id).values(drained_at=now() if is_drained else None)
+    drained_at = tx.execute(change.returning(row.drained_at)).scalar_one()
+    if act is not None:
+        act.note(tx, known.slot, None)
+    return known._replace(drained_at=drained_at)

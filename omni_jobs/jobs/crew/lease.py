@@ -28,6 +28,7 @@ from omni_jobs.jobs.keep import stage_samples
 from omni_jobs.jobs.life.fingerprint import fingerprint
 from omni_jobs.jobs.life.report import report
 from omni_jobs.jobs.life.successors import ACTIVE
+from omni_jobs.jobs.order.down_engines import note_down, note_serving
 from omni_jobs.jobs.order.paused_stages import is_paused
 from omni_jobs.jobs.values import Failure, NewWorker, Outcome, Release, Renewal, SlotHolder, Wishes
 from omni_jobs.metrics.stage_stats import WorkerStats
@@ -110,7 +111,6 @@ def register_worker(
         | worker.stage.columns
         | {
             "loading": loading,
-            "drained_at": None,
             "started_at": now(),
             "renewed_at": now(),
             "lease_until": now() + lease_s,
@@ -124,6 +124,7 @@ def register_worker(
     # The turn of another pipeline's worker says nothing, nor do a predecessor's counts.
     kept = {
         "turn": case((WorkerRow.pipeline == worker.stage.pipeline.name, WorkerRow.turn)),
+        "drained_at": case((WorkerRow.id == worker.worker_id, WorkerRow.drained_at)),  # also while it loaded
         "stats": case((WorkerRow.id == worker.worker_id, WorkerRow.stats)),
     }
     written = tx.execute(
@@ -134,6 +135,8 @@ def register_worker(
     )
     if written.scalar_one_or_none() is None:
         raise SlotTaken(f"slot {worker.slot} is taken by worker {predecessor}")
+    if not loading:
+        note_serving(tx, worker.slot)
     if counted is None or predecessor == worker.worker_id:
         return set()
     stage_samples.note_final_of(tx, *counted)
@@ -170,17 +173,24 @@ def wishes(tx: Connection, worker_id: str) -> Wishes:
 
 
 def retire_worker(
-    tx: Connection, worker_id: str, *, fenced: Fenced | None = None, stats: Mapping[str, Any] | None = None
+    tx: Connection,
+    worker_id: str,
+    *,
+    fenced: Fenced | None = None,
+    stats: Mapping[str, Any] | None = None,
+    engine_down: bool = False,
 ) -> set[str]:
     """End a worker's lease, queue the stage runs that it still holds, and return the queues to ring.
 
-    ``stats`` is what it has counted since its start, as ``renew`` takes it.
-
+    ``stats`` is what it has counted since its start, as ``renew`` takes it. ``engine_down``: it ends because its engine
+    died, hangs or cannot be loaded.
 
     Also a worker without a lease may call it. A fenced worker passes the error that says so as ``fenced``. This is
     recorded as the failure of its attempts, and counts against their ``fenced`` retries.
     """
     is_its = WorkerRow.id == worker_id
+    if engine_down:
+        note_down(tx, worker_id)
     if stats is not None:
         tx.execute(update(WorkerRow).where(is_its).values(stats=stats))
     stage_samples.note_final(tx, is_its)

@@ -28,14 +28,15 @@ def is_due(tx: Connection) -> bool:
 
 
 def standings(tx: Connection) -> dict[StageName, StageStanding]:
-    """Return how the stages stand that have a worker, or stage runs that have not ended."""
+    """Return how the stages stand that have a worker, or stage runs that have not ended. Drained workers are none."""
     found: dict[StageName, dict[str, float]] = {}
     states = {StageRunState.QUEUED: "queued", StageRunState.RUNNING: "running", StageRunState.PENDING: "pending"}
     for each in counts(tx).stage_runs:
         found.setdefault(StageName(each.pipeline, each.stage), {})[states[each.state]] = each.count
     columns = (WorkerRow.pipeline, WorkerRow.stage, WorkerRow.loading)
     query = select(*columns, func.count().label("workers"), func.sum(WorkerRow.slots).label("slots"))
-    for row in tx.execute(query.where(WorkerRow.lease_until > now()).group_by(*columns)):
+    counted = (WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))
+    for row in tx.execute(query.where(*counted).group_by(*columns)):
         of_stage = found.setdefault(StageName(row.pipeline, row.stage), {})
         of_stage |= {"loading": row.workers} if row.loading else {"workers": row.workers, "slots": row.slots}
     return {name: StageStanding(**{key: float(value) for key, value in each.items()}) for name, each in found.items()}

@@ -7,7 +7,7 @@ is longer, it checks the job early and computes ``prune_at`` anew; if shorter, `
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 
 from sqlalchemy import (
@@ -17,6 +17,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    false,
     func,
     null,
     or_,
@@ -176,9 +177,15 @@ def _delete(tx: Connection, job_ids: Sequence[str]) -> None:
         tx.execute(delete(JobRow).where(JobRow.id.in_(job_ids)))
 
 
-def delete_jobs(tx: Connection, job_ids: Sequence[str], act: Act | None = None) -> set[str]:
-    """Delete those of these jobs that have ended, as ``delete_job`` does, and return their ids."""
-    has_ended = reduce(operator.or_, (state_seen(JobRow.state, state) for state in JobState if state.is_final))
+def delete_jobs(
+    tx: Connection, job_ids: Sequence[str], act: Act | None = None, states: Collection[JobState] | None = None
+) -> set[str]:
+    """Delete those of these jobs that have ended, as ``delete_job`` does, and return their ids.
+
+    ``states``: only those that are in one of them.
+    """
+    wanted = [state for state in JobState if state.is_final and (states is None or state in states)]
+    has_ended = reduce(operator.or_, (state_seen(JobRow.state, state) for state in wanted), false())
     columns = (JobRow.id, JobRow.tenant)
     query = select(*columns).where(one_of(JobRow.id, _ids), has_ended).order_by(JobRow.id).with_for_update()
     found = tx.execute(query, {"ids": listed(job_ids)}).all()

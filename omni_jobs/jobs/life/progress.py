@@ -55,6 +55,7 @@ def report_progress(tx: Connection, reports: Sequence[ProgressReport], pieces: S
                         "text": None if report.text is None else report.text[-MOST_TEXT:],
                         "resumed_at": report.resumed_at,
                         **({} if report.chars is None else {"chars": report.chars}),
+                        **({} if report.load_s is None else {"load_s": round(report.load_s, 4)}),
                         **({} if report.picture is None else {"picture": report.picture}),
                     },
                 }

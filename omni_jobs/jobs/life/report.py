@@ -1,6 +1,6 @@
 """Report: the ends of running stage runs, completed, failed or handed back; and cancel, which asks for an end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import Connection, Text, bindparam, select, update
 
@@ -61,13 +61,13 @@ def _note(transition: JobTransition, report: Report, names: set[tuple[str, str]]
         case Completion() if transition.is_active(run):
             return _note_completion(transition, run, report, names)
         case Completion():
-            transition.hand_back(run, report.device_s)
+            transition.hand_back(run, report.device_s, report.steps)
             return False
         case Failure():
-            transition.fail(run, report.error, report.device_s)
+            transition.fail(run, report.error, report.device_s, report.steps)
             return True
         case Release():
-            transition.hand_back(run, report.device_s)
+            transition.hand_back(run, report.device_s, report.steps)
             return True
 
 
@@ -88,7 +88,7 @@ def _note_completion(transition: JobTransition, run: Run, completion: Completion
     taken = sorted({name for name in new if (run.job_id, name) in names or new.count(name) > 1})
     if taken:
         error = StageError(f"artifact {taken[0]!r} is there already", stage=run.stage, key=taken[0])
-        transition.fail(run, error, completion.device_s)
+        transition.fail(run, error, completion.device_s, completion.steps)
         return False
     names.update((run.job_id, name) for name in new)
     transition.succeed(run, completion)
@@ -134,10 +134,16 @@ def _artifact_names(tx: Connection, transition: JobTransition, reports: Sequence
     return set(tx.execute(_ARTIFACTS_OF_JOBS, {"ids": listed(job_ids)}))
 
 
-def cancel_all(tx: Connection, job_ids: Sequence[str], act: Act | None = None) -> set[str]:
-    """Cancel those of these jobs that are queued or in progress, as ``cancel`` does, and return their ids."""
+def cancel_all(
+    tx: Connection, job_ids: Sequence[str], act: Act | None = None, states: Collection[JobState] | None = None
+) -> set[str]:
+    """Cancel those of these jobs that are queued or in progress, as ``cancel`` does, and return their ids.
+
+    ``states``: only those that are in one of them.
+    """
     transition = JobTransition(tx, job_ids)
-    active = {job_id for job_id, state in transition.states.items() if state in ACTIVE}
+    wanted = [state for state in ACTIVE if states is None or state in states]
+    active = {job_id for job_id, state in transition.states.items() if state in wanted}
     if active:
         transition.stop(dict.fromkeys(active))
         transition.write()

@@ -6,6 +6,7 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from omni_jobs.database.audit import Act
+from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import (
     RETRY_TOKEN,
     ArtifactRow,
@@ -16,7 +17,7 @@ from omni_jobs.database.tables import (
     StageRunRow,
     encode_json,
 )
-from omni_jobs.errors import Conflict, InvalidRequest, Unauthenticated
+from omni_jobs.errors import Conflict, InvalidRequest, NotFound, Unauthenticated
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stored_bytes
 from omni_jobs.jobs.keep.garbage import INSERT_GARBAGE
@@ -65,7 +66,14 @@ _START_OVER = (
         taken_from=None,
         finish_reason=None,
         warnings=None,
+        steps=None,
     )
+)
+_MEDIA = select(JobRow.id, JobRow.media, JobRow.inputs_gone).where(JobRow.id == bindparam("job"))
+_RUNS = (
+    select(StageRunRow.stage, StageRunRow.state, StageRunRow.inputs, StageRunRow.payload_gone)
+    .where(StageRunRow.job_id == bindparam("job"))
+    .order_by(StageRunRow.position)
 )
 _newest = select(func.max(EventRow.number)).where(EventRow.job_id == bindparam("job")).scalar_subquery()
 _FORGET_EVENTS = delete(EventRow).where(EventRow.job_id == bindparam("job"), EventRow.number <= _newest - KEPT_EVENTS)
@@ -84,6 +92,7 @@ def retry(
     retry_token: str,
     only_known_tenants: bool = False,
     act: Act | None = None,
+    states: Collection[JobState] | None = None,
 ) -> set[str]:
     """Run an ended job again, and return the queues to ring.
 
@@ -92,12 +101,12 @@ def retry(
 
     ``artifacts`` are those that the job makes: names without suffixes, each with its stage. ``retry_token`` is a random
     text, the same whenever this transaction is tried again. It is kept in the job's event, so that a try whose
-    predecessor was committed changes nothing and returns the same queues.
+    predecessor was committed changes nothing and returns the same queues. ``states``: the job is to be in one of these.
 
-    Raises NotFound, and InvalidRequest for an unknown ``from_stage``. Raises Conflict while the job has not ended or
-    its objects are being deleted, when no stage is to run, and when an input is not kept any longer or an artifact of a
-    stage that does not run again; its message then says where to retry, or to submit anew. With ``only_known_tenants``
-    it raises Unauthenticated for a job whose tenant has no row.
+    Raises NotFound, and InvalidRequest for an unknown ``from_stage``. Raises Conflict while the job has not ended, is
+    in none of the ``states``, or its objects are being deleted, when no stage is to run, and when an input is not kept
+    any longer or an artifact of a stage that does not run again; its message then says where to retry, or to submit
+    anew. With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant has no row.
     """
     ask_for(tx, [job_id])  # before the job is locked, as the rescuer takes these locks
     transition = JobTransition.of_job(tx, job_id)
@@ -106,6 +115,8 @@ def retry(
         return transition.queues(transition.runs_of(job_id))
     if not state.is_final:
         raise Conflict(f"job {job_id} is {state.value}: only a job that has ended can be retried", field="job_id")
+    if states is not None and state not in states:
+        raise Conflict(f"job {job_id} is {state.value} now, which was not to be retried", field="job_id")
     by_prefix = exists().where(GarbageRow.owner == job_id, GarbageRow.what.endswith("/"))
     if tx.execute(select(by_prefix)).scalar_one():
         # Its objects are being deleted; a new attempt's must not be among them. A single key is of an old attempt.
@@ -113,7 +124,7 @@ def retry(
     runs = {run.stage: run for run in transition.runs_of(job_id)}
     again = _to_run_again(job_id, runs, from_stage)
     in_order = [run for run in runs.values() if run.stage in again]  # of the pipeline's stages
-    _check_inputs(tx, job_id, runs, again)
+    _check_inputs(tx.execute(_MEDIA, {"job": job_id}).one(), runs, again)
     kept = {name: stage for name, stage in artifacts.items() if stage in runs and stage not in again}
     check_artifacts(tx, job_id, kept, "retry from that stage, or submit it anew")
     before = stored_bytes.of_jobs(tx, [job_id])
@@ -133,7 +144,28 @@ def retry(
     return queues
 
 
-def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) -> set[str]:
+def retries(tx: Connection, job_id: str) -> dict[str | None, str | None]:
+    """Return from which stages an ended job may be retried, None for what did not succeed; and else why it may not.
+
+    The stages are in their order. What is checked besides when it is retried, such as artifacts, may refuse it still.
+    Raises NotFound.
+    """
+    job = tx.execute(_MEDIA, {"job": job_id}).one_or_none()
+    if job is None:
+        raise NotFound(f"there is no job {job_id!r}", field="job_id")
+    runs: dict[str, AnyRow] = {run.stage: run for run in tx.execute(_RUNS, {"job": job_id})}
+    found: dict[str | None, str | None] = {}
+    for from_stage in (None, *runs):
+        try:
+            _check_inputs(job, runs, _to_run_again(job_id, runs, from_stage))
+        except Conflict as error:
+            found[from_stage] = error.message
+        else:
+            found[from_stage] = None
+    return found
+
+
+def _to_run_again(job_id: str, runs: Mapping[str, Run | AnyRow], from_stage: str | None) -> set[str]:
     """Return the stages to run: those that did not succeed, ``from_stage``, and all that follow from these."""
     if from_stage is not None and from_stage not in runs:
         raise InvalidRequest(f"job {job_id} has no stage {from_stage!r:.80}", field="from_stage")
@@ -150,7 +182,7 @@ def _to_run_again(job_id: str, runs: Mapping[str, Run], from_stage: str | None) 
     return again
 
 
-def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: Collection[str]) -> None:
+def _check_inputs(job: AnyRow, runs: Mapping[str, Run | AnyRow], again: Collection[str]) -> None:
     """Raise Conflict when an input of the stages ``again`` is not kept; it names the stage to retry from."""
     needed = set(again)
     gone: set[str] = set()
@@ -161,9 +193,8 @@ def _check_inputs(tx: Connection, job_id: str, runs: Mapping[str, Run], again: C
                 gone.add(earlier)
                 needed.add(earlier)
                 unchecked.append(earlier)
-    job = tx.execute(select(JobRow.media, JobRow.inputs_gone).where(JobRow.id == job_id)).one()
     if job.inputs_gone and job.media and any(not runs[stage].inputs for stage in needed):
-        raise Conflict(f"the media of job {job_id} are not kept any longer: submit it anew", field="job_id")
+        raise Conflict(f"the media of job {job.id} are not kept any longer: submit it anew", field="job_id")
     if gone:
         first = [stage for stage in runs if stage in gone and not gone.intersection(runs[stage].inputs)]
         raise Conflict(

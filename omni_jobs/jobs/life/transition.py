@@ -25,7 +25,7 @@ from omni_jobs.jobs.life.fingerprint import fingerprint
 from omni_jobs.jobs.life.noted_changes import note
 from omni_jobs.jobs.life.successors import ACTIVE, Run, next_step, retry_limits, stage_names, unneeded_payloads
 from omni_jobs.jobs.order import quota
-from omni_jobs.jobs.values import Change, Completion, StoredSnapshot
+from omni_jobs.jobs.values import Change, Completion, StepSeconds, StoredSnapshot
 from omni_jobs.retry import is_last_chance, retry_delay
 from omni_jobs.states import JobState, StageRunState
 
@@ -33,9 +33,9 @@ _sql = Statements(__file__)
 # The names say the guard: _COMPLETE_IF_RUNNING changes a stage run only while it runs the row's attempt.
 _COMPLETE_IF_RUNNING = _sql.bulk(
     "complete_if_running",
-    "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at usage",
+    "stage_run held_attempt result payload_ref payload_inline payload_bytes finish_reason warnings at usage steps",
 )
-_END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at usage")
+_END_IF_RUNNING = _sql.bulk("end_if_running", "stage_run held_attempt state failures at usage steps")
 _REQUEUE_IF_RUNNING = _sql.bulk("requeue_if_running", "stage_run held_attempt failures due apart reason usage")
 SET_SNAPSHOT_IF_HELD = _sql.bulk("set_snapshot_if_held", "stage_run held_attempt worker snapshot")
 QUEUE_IF_PENDING = _sql.bulk("queue_if_pending", "stage_run at")
@@ -176,6 +176,7 @@ class JobTransition:
                 encode_json([dict(each) for each in completion.warnings]) if completion.warnings else None,
                 self.now,
                 _json_or_none(run.usage),
+                _steps_json(completion.steps),
             )
         )
         stored = len(completion.result_json) + completion.payload_bytes
@@ -186,7 +187,7 @@ class JobTransition:
             for artifact in completion.artifacts
         ]
 
-    def fail(self, run: Run, error: OmniJobsError, device_s: float = 0.0) -> None:
+    def fail(self, run: Run, error: OmniJobsError, device_s: float = 0.0, steps: StepSeconds | None = None) -> None:
         """Note the error of a running stage run: it is queued again, or fails its job, or is cancelled with it."""
         self._use(run, device_s)
         retry_class = error.retry_class or "other"
@@ -194,11 +195,12 @@ class JobTransition:
         details = error.to_dict()
         details.setdefault("stage", run.stage)
         kind, tenant = fingerprint(error.code, run.stage, error.message), self._tenants[run.job_id]
-        told = encode_json({**details, "started_at": run.started_at})
+        spent = {} if steps is None else steps.to_json()
+        told = encode_json({**details, "started_at": run.started_at, **spent})
         self._rows[_INSERT_ERROR].append((run.id, run.attempt, run.owner or "", told, self.now, kind, tenant))
         delay_s = retry_delay(error, run.failures, run.retries)
         if not self.is_active(run):
-            self._end(run, StageRunState.CANCELLED, details)
+            self._end(run, StageRunState.CANCELLED, steps, details)
         elif delay_s is not None:
             self._requeue(run, delay_s, details)
         else:
@@ -209,9 +211,9 @@ class JobTransition:
                     stage=run.stage,
                 ).to_dict()
             self._job_errors[run.job_id] = details
-            self._end(run, StageRunState.FAILED, details)
+            self._end(run, StageRunState.FAILED, steps, details)
 
-    def hand_back(self, run: Run, device_s: float = 0.0) -> None:
+    def hand_back(self, run: Run, device_s: float = 0.0, steps: StepSeconds | None = None) -> None:
         """Note that a running stage run ended without a result or an error, which counts as no failure.
 
         It is queued again, or cancelled if its job is not active any more.
@@ -220,7 +222,7 @@ class JobTransition:
         if self.is_active(run):
             self._requeue(run, 0.0)
         else:
-            self._end(run, StageRunState.CANCELLED)
+            self._end(run, StageRunState.CANCELLED, steps)
 
     def _use(self, run: Run, device_s: float, made: Mapping[str, float] = _NOTHING) -> None:
         """Note what an attempt that ends has used."""
@@ -245,12 +247,22 @@ class JobTransition:
         if not delay_s:
             self._requeued_at_once.append(run)
 
-    def _end(self, run: Run, state: StageRunState, error: Mapping[str, Any] | None = None) -> None:
+    def _end(
+        self, run: Run, state: StageRunState, steps: StepSeconds | None, error: Mapping[str, Any] | None = None
+    ) -> None:
         run.state = state
         self._note_run(run, error)
         self._drop_snapshot(run)
         self._rows[_END_IF_RUNNING].append(
-            (run.id, run.attempt, state.value, _json_or_none(run.failures), self.now, _json_or_none(run.usage))
+            (
+                run.id,
+                run.attempt,
+                state.value,
+                _json_or_none(run.failures),
+                self.now,
+                _json_or_none(run.usage),
+                _steps_json(steps),
+            )
         )
 
     def _drop_snapshot(self, run: Run) -> None:
@@ -418,6 +430,10 @@ def _run(row: Sequence[Any]) -> Run:
         started_at=started_at,
         usage=None if used is None else decode_json(used),
     )
+
+
+def _steps_json(steps: StepSeconds | None) -> str | None:
+    return None if steps is None else encode_json(steps.to_json())
 
 
 def _json_or_none(counts: Mapping[str, float] | None) -> str | None:

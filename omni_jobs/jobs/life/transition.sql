@@ -35,27 +35,31 @@ UPDATE stage_runs
 SET state = 'succeeded', result = given.result, payload_ref = given.payload_ref,
     payload_inline = decode(given.payload_inline, 'hex'), payload_bytes = given.payload_bytes,
     finish_reason = given.finish_reason, warnings = given.warnings, finished_at = given.at, snapshot = NULL,
-    usage = given.usage
+    usage = given.usage, steps = given.steps
 FROM {rows} AS given(stage_run bigint, held_attempt integer, result text, payload_ref text, payload_inline text,
-                     payload_bytes bigint, finish_reason text, warnings text, at double precision, usage text)
+                     payload_bytes bigint, finish_reason text, warnings text, at double precision, usage text,
+                     steps text)
 WHERE {is_running}
 RETURNING 1
 -- sqlite
 UPDATE stage_runs
 SET state = 'succeeded', result = :result, payload_ref = :payload_ref, payload_inline = :payload_inline,
     payload_bytes = :payload_bytes, finish_reason = :finish_reason, warnings = :warnings, finished_at = :at,
-    snapshot = NULL, usage = :usage
+    snapshot = NULL, usage = :usage, steps = :steps
 WHERE {is_running}
 
 -- end_if_running: ends running stage runs otherwise.
 -- postgresql
 UPDATE stage_runs
-SET state = given.state, failures = given.failures, finished_at = given.at, snapshot = NULL, usage = given.usage
-FROM {rows} AS given(stage_run bigint, held_attempt integer, state text, failures text, at double precision, usage text)
+SET state = given.state, failures = given.failures, finished_at = given.at, snapshot = NULL, usage = given.usage,
+    steps = given.steps
+FROM {rows} AS given(stage_run bigint, held_attempt integer, state text, failures text, at double precision, usage text,
+                     steps text)
 WHERE {is_running}
 RETURNING 1
 -- sqlite
-UPDATE stage_runs SET state = :state, failures = :failures, finished_at = :at, snapshot = NULL, usage = :usage
+UPDATE stage_runs
+SET state = :state, failures = :failures, finished_at = :at, snapshot = NULL, usage = :usage, steps = :steps
 WHERE {is_running}
 
 -- requeue_if_running: queues running stage runs again.

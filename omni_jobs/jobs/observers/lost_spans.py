@@ -10,7 +10,7 @@ from omni_jobs.errors import Quarantined, WorkerLost
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.values import Change
 from omni_jobs.tracing import attributes
-from omni_jobs.tracing.spans import EndedSpan, attempt_span
+from omni_jobs.tracing.spans import EndedSpan, Value, attempt_span
 
 if TYPE_CHECKING:
     from omni_jobs.tracing.provider import SentSpans
@@ -32,7 +32,7 @@ class LostSpans(JobsObserver):
                 continue
             attempt = change.attempt or 0
             links = [attempt_span(job, change.stage_run_id, attempt - 1)] if attempt > 1 else []
-            known: dict[str, str | int] = {
+            known: dict[str, Value] = {
                 attributes.JOB: change.job_id,
                 attributes.STAGE_RUN: change.stage_run_id,
                 attributes.STAGE: change.stage or "",
@@ -41,5 +41,6 @@ class LostSpans(JobsObserver):
             }
             name = attempt_span(job, change.stage_run_id, attempt)
             what = {"code": error["code"], "message": error["message"]}
-            span = EndedSpan(f"stage run {change.stage}", name, job, now, now, "consumer", known, links, what)
+            title = f"stage run {change.stage}"
+            span = EndedSpan(title, name, job, now, now, "consumer", known, links=links, error=what)
             self._spans.send(span)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, or_, select
 
 from omni_jobs.database.seen_tables import AuditRow
 from omni_jobs.errors import InvalidRequest
@@ -28,11 +28,14 @@ def acts(
     *,
     tenant: str | None = None,
     target: str | None = None,
+    action: str | None = None,
+    since: float | None = None,
     before: tuple[float, str] | None = None,
     at_most: int = 100,
 ) -> Sequence[PastAct]:
     """Return the newest actions first: those on a tenant's things, or on all (None), and on one ``target`` alone.
 
+    ``action``: those of its kind alone; ``since``: from this time on, in seconds since 1970.
     ``before``: (at, id) of the last one of the page before. Raises InvalidRequest for more than MOST_ACTS, and for a
     target that nothing can be.
     """
@@ -46,9 +49,14 @@ def acts(
         if not target.isprintable():
             raise InvalidRequest("not a printable name", field="target")
         conditions.append(row.target == target)
+    if action is not None:
+        conditions.append(row.action == action)
+    if since is not None:
+        conditions.append(row.at >= since)
     if before is not None:
         at, id_ = before
-        conditions.append(or_(row.at < at, and_(row.at == at, row.id < id_)))
+        # The first condition is for the index, which serves no "or": else all newer rows would be read.
+        conditions += [row.at <= at, or_(row.at < at, row.id < id_)]
     columns = (getattr(row, name) for name in PastAct._fields)
     query = select(*columns).where(*conditions).order_by(row.at.desc(), row.id.desc()).limit(at_most)
     return [PastAct(*each) for each in tx.execute(query)]

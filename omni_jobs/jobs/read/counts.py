@@ -87,10 +87,11 @@ def jobs_in_progress(tx: Connection) -> dict[str, int]:
 
     The limit ``running_jobs`` counts more (``omni_jobs.jobs.order.quota``): also the jobs that were let in and wait.
     """
+    tenant = JobRow.tenant.concat("")  # by the index of tenants SQLite would read every job
     rows = tx.execute(
-        select(JobRow.tenant, func.count().label("n"))
+        select(tenant.label("tenant"), func.count().label("n"))
         .where(state_is(JobRow.state, JobState.IN_PROGRESS))
-        .group_by(JobRow.tenant)
+        .group_by(tenant)
     )
     return {row.tenant: row.n for row in rows}
 

@@ -1,14 +1,18 @@
 """The kinds of errors that attempts ended with, by fingerprint, and how often each came over time."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Integer, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Integer, Text, bindparam, cast, func, select
 
-from omni_jobs.database.tables import AttemptErrorRow, StageRunRow
+from omni_jobs.database.one_of import one_of
+from omni_jobs.database.statement import Statements, listed
+from omni_jobs.database.tables import AttemptErrorRow, decode_json
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.jobs.life.fingerprint import pattern
+
+_sql = Statements(__file__)
 
 MOST_KINDS: Final = 1000
 MOST_STEPS: Final = 2000
@@ -50,59 +54,62 @@ def error_kinds(
         .order_by(number.desc(), row.fingerprint)
         .limit(at_most)
     )
-    kinds = [(each, _newest(tx, each.fingerprint, since, until, tenant)) for each in tx.execute(query).all()]
+    kinds = tx.execute(query).all()
+    # A microsecond later than the newest, so that a number's way through JSON makes it no earlier.
+    lines = listed({"fingerprint": each.fingerprint, "until": each.last_at + 1e-6} for each in kinds)
+    rows = _sql["newest"].rows(tx, {"lines": lines, "tenant": tenant or ""}) if kinds else []
+    newest = {fingerprint: (decode_json(error), *run) for fingerprint, error, *run in rows}
     return [
         ErrorKind(
             each.fingerprint,
-            newest.error["code"],
-            newest.pipeline,
-            newest.stage,
-            pattern(newest.error["message"]),
+            error["code"],
+            pipeline,
+            stage,
+            pattern(error["message"]),
             each.number,
             each.first_at,
             each.last_at,
-            newest.job_id,
-            newest.error["message"],
+            job_id,
+            error["message"],
         )
-        for each, newest in kinds
+        for each in kinds
+        if each.fingerprint in newest  # else the pruner has come between the two queries
+        for error, job_id, pipeline, stage in [newest[each.fingerprint]]
     ]
 
 
-def _newest(tx: Connection, fingerprint: str, since: float, until: float, tenant: str | None) -> Any:
-    row = AttemptErrorRow
-    query = (
-        select(row.error, StageRunRow.job_id, StageRunRow.pipeline, StageRunRow.stage)
-        .join(StageRunRow, StageRunRow.id == row.stage_run_id)
-        .where(row.fingerprint == fingerprint, *_within(since, until, tenant))
-        .order_by(row.at.desc())
-        .limit(1)
-    )
-    return tx.execute(query).one()
-
-
 def error_counts(
-    tx: Connection, since: float, until: float, step_s: float, *, fingerprint: str, tenant: str | None = None
-) -> Sequence[int]:
-    """Return how many errors of a kind came in each ``step_s`` seconds of [since, until), the oldest first.
+    tx: Connection,
+    since: float,
+    until: float,
+    step_s: float,
+    *,
+    fingerprints: Collection[str],
+    tenant: str | None = None,
+) -> Mapping[str, Sequence[int]]:
+    """Return how many errors of each kind came in each ``step_s`` seconds of [since, until), the oldest first.
 
-    Raises InvalidRequest for more than MOST_STEPS times, and for a fingerprint that no error can have.
+    Raises InvalidRequest for more than MOST_STEPS times, for more than MOST_KINDS kinds, and for a fingerprint that no
+    error can have.
     """
     steps = -int(-(until - since) // step_s) if step_s > 0 else 0
     if not 1 <= steps <= MOST_STEPS:
         raise InvalidRequest(f"ask for 1 to {MOST_STEPS} steps", field="step_s")
-    if not fingerprint.isalnum() or not fingerprint.isascii():
+    if len(fingerprints) > MOST_KINDS:
+        raise InvalidRequest(f"{MOST_KINDS} at most", field="fingerprint")
+    if not all(each.isalnum() and each.isascii() for each in fingerprints):
         raise InvalidRequest("no fingerprint", field="fingerprint")
     row = AttemptErrorRow
     passed: ColumnElement[Any] = (row.at - since) / step_s
     number = cast(passed if tx.dialect.name == "sqlite" else func.floor(passed), Integer)  # PostgreSQL's cast rounds
     query = (
-        select(number.label("step"), func.count().label("number"))
-        .where(row.fingerprint == fingerprint, *_within(since, until, tenant))
-        .group_by(number)
+        select(row.fingerprint, number.label("step"), func.count().label("number"))
+        .where(one_of(row.fingerprint, bindparam("fingerprints", type_=Text)), *_within(since, until, tenant))
+        .group_by(row.fingerprint, number)
     )
-    counts = [0] * steps
-    for each in tx.execute(query):
-        counts[min(each.step, steps - 1)] += each.number
+    counts = {each: [0] * steps for each in fingerprints}
+    for each in tx.execute(query, {"fingerprints": listed(fingerprints)}):
+        counts[each.fingerprint][min(each.step, steps - 1)] += each.number
     return counts
 
 

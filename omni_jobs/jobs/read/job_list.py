@@ -75,8 +75,8 @@ def job_list(
     """Return a page of at most ``limit`` (1 to 100) jobs that match the filter, the newest first.
 
     ``cursor`` is the ``next_cursor`` of the page before. A page ends early, with its cursor, where the texts of its
-    jobs come to 2 MiB, and once LOOKED_AT jobs were looked at, even if none has matched. The jobs of a ``brief`` page
-    have no results. Raises InvalidRequest, which names a value that is out of range or malformed.
+    jobs come to 2 MiB, and where ``matching`` looks at no more jobs, even if none has matched. The jobs of a ``brief``
+    page have no results. Raises InvalidRequest, which names a value that is out of range or malformed.
     """
     if not 1 <= limit <= _LONGEST_PAGE:
         raise InvalidRequest(f"must be 1 to {_LONGEST_PAGE}", field="limit")

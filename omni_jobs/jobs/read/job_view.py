@@ -91,6 +91,7 @@ _STAGE_RUNS_BUT_RESULTS = select(
     StageRunRow.finish_reason,
     StageRunRow.warnings,
     StageRunRow.usage,
+    StageRunRow.steps,
 ).where(one_of(StageRunRow.job_id, _ids))
 _STAGE_RUNS = _STAGE_RUNS_BUT_RESULTS.add_columns(StageRunRow.result)
 _ERRORS = (
@@ -277,6 +278,7 @@ def _view(
                 errors=errors.get(run.id, []),
                 finish_reason=run.finish_reason,
                 usage=None if run.usage is None else sum_usage([run.usage]),
+                **_steps(run),
             )
             for run in runs
         ],
@@ -295,6 +297,13 @@ def _view(
         priority=Priority(row.priority),
         usage=sum_usage(used) if (used := [run.usage for run in runs if run.usage is not None]) else None,
     )
+
+
+def _steps(run: AnyRow) -> Mapping[str, float]:
+    """Return the seconds of the last attempt's steps by the fields of the view, as far as they are known."""
+    if run.state == StageRunState.RUNNING and run.progress is not None and "load_s" in run.progress:
+        return {"load_s": run.progress["load_s"]}
+    return run.steps or {}
 
 
 def _progress(run: AnyRow, text: str | None) -> ProgressView | None:

@@ -1,23 +1,26 @@
 """Which jobs match a filter, the newest first.
 
 One index is walked, downwards by job id: that of a label, of an error's code, of a tenant's jobs in a state, or of a
-pipeline's jobs in a state. It serves as many conditions as it can. The others are checked on the jobs that it finds, by
-their ids. So the cost of a call is bounded by how many jobs it looks at, however many there are, and few may match: the
-cursor says where to look on.
+pipeline's jobs in a state. It serves as many conditions as it can; of a label, an error's code and states it serves the
+one that the fewest jobs meet. The others are checked on the jobs that it finds, by their ids. So the cost of a call is
+bounded by how many jobs it looks at, however many there are, and few may match: the cursor says where to look on.
 """
 
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import reduce
+from enum import Enum, auto
+from functools import partial, reduce
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, CompoundSelect, Connection, Select, Text, bindparam, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, Text, bindparam, func, select, union_all
 
 from omni_jobs.database.one_of import one_of
 from omni_jobs.database.statement import listed
 from omni_jobs.database.tables import JobLabelRow, JobRow, StageRunRow, label_of, state_seen
 from omni_jobs.errors import InvalidRequest
+from omni_jobs.jobs.read.labelled import ABOVE_ALL, LabelledJobs
 from omni_jobs.jobs.values import JobFilter, Matches
 from omni_jobs.new_job import first_job_id
 from omni_jobs.states import JobState, StageRunState
@@ -25,32 +28,38 @@ from omni_jobs.states import JobState, StageRunState
 LOOKED_AT: Final = 5_000
 """The most jobs that one call looks at where the index does not serve all conditions."""
 
+LOOKED_FOR_S: Final = 0.15
+"""After which time a call looks at no more jobs: a database that reads from a slow disk takes long for each."""
+
 _FIRST_LOOK, _LONGEST_LOOK = 200, 1_000  # jobs; each look is twice as long as the one before
 _MOST_TENANTS = 100  # whose jobs with a label are merged
+_COUNTED = 20_000  # the most jobs that are counted to choose an index, which takes milliseconds
 _AT_STAGE = (StageRunState.QUEUED, StageRunState.RUNNING, StageRunState.FAILED)
 _JOBS_AT_STAGES = {JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING, JobState.FAILED}
 """The states of jobs that may have a stage run in _AT_STAGE."""
 
 _ids = bindparam("ids", type_=Text)
-_Walk = Callable[[str | None, int], Select[str] | CompoundSelect[str]]
-"""Returns the query for the newest so many ids below a cursor, in any order; of several lines, of each as many."""
+_Walk = Callable[[str | None, int], Sequence[str]]
+"""Returns the newest ids below a cursor, at most so many. Each call has the cursor of the one before or a lower one."""
 
 
 def matching(tx: Connection, wanted: JobFilter, limit: int, cursor: str | None = None) -> Matches:
     """Return at most ``limit`` jobs that match, all older than the ``cursor``.
 
-    Fewer with a cursor: these are all that match among the LOOKED_AT jobs that were looked at. Raises InvalidRequest,
-    which names a value that is malformed, and ``tenant`` where too many tenants' jobs have a label.
+    Fewer with a cursor: these are all that match among the jobs that were looked at, LOOKED_AT at most, or as many as
+    were in LOOKED_FOR_S. Raises InvalidRequest, which names a value that is malformed, and ``tenant`` where too many
+    tenants' jobs have a label.
     """
     _check(wanted, cursor)
     states = _possible_states(wanted)
     if not states:
         return Matches([], None)
+    until = time.monotonic() + LOOKED_FOR_S
     walk, checks = _plan(tx, wanted, states)
     found: list[str] = []
     looked_at, look = 0, limit if not checks else _FIRST_LOOK
     while True:
-        ids = sorted(tx.execute(walk(cursor, look + 1)).scalars(), reverse=True)[: look + 1]
+        ids = walk(cursor, look + 1)
         page = ids[:look]
         found += _kept(tx, page, checks)
         if len(found) > limit or (len(found) == limit and len(ids) > look):
@@ -58,7 +67,7 @@ def matching(tx: Connection, wanted: JobFilter, limit: int, cursor: str | None =
         if len(ids) <= look:
             return Matches(found, None)
         cursor, looked_at = page[-1], looked_at + look
-        if looked_at >= LOOKED_AT:
+        if looked_at >= LOOKED_AT or time.monotonic() > until:
             return Matches(found, cursor)
         look = min(2 * look, _LONGEST_LOOK, LOOKED_AT - looked_at)
 
@@ -81,22 +90,39 @@ def _possible_states(wanted: JobFilter) -> list[JobState]:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """The bounds of the ids: those of a time, and a cursor."""
+    """The bounds of the ids: those of a time. A cursor is another."""
 
     after: float | None
     before: float | None
 
-    def newest(self, job_id: Any, cursor: str | None, at_most: int, *conditions: ColumnElement[bool]) -> Select[str]:
-        """Select the newest ``at_most`` ids of a table within the bounds, for which the conditions hold."""
-        upper = [
-            each for each in (cursor, None if self.before is None else first_job_id(self.before)) if each is not None
-        ]
+    @property
+    def least(self) -> str:
+        """The lowest id."""
+        return "" if self.after is None else first_job_id(self.after)
+
+    @property
+    def below(self) -> str:
+        """The id below which all are."""
+        return ABOVE_ALL if self.before is None else first_job_id(self.before)
+
+    def newest(self, cursor: str | None, at_most: int, *conditions: ColumnElement[bool]) -> Select[str]:
+        """Select the newest ``at_most`` ids of jobs within the bounds, for which the conditions hold."""
+        job_id = JobRow.id
         newest = select(job_id.label("id")).where(*conditions).order_by(job_id.desc()).limit(at_most)
-        if upper:
-            newest = newest.where(job_id < min(upper))
+        if cursor is not None or self.before is not None:
+            newest = newest.where(job_id < min(self.below, cursor or ABOVE_ALL))
         if self.after is not None:
-            newest = newest.where(job_id >= first_job_id(self.after))
+            newest = newest.where(job_id >= self.least)
         return newest
+
+
+class _Served(Enum):
+    """The condition that the walked index serves."""
+
+    LABEL = auto()
+    ERROR = auto()
+    STATES = auto()
+    NONE = auto()
 
 
 def _plan(tx: Connection, wanted: JobFilter, states: Sequence[JobState]) -> tuple[_Walk, Sequence[Select[str]]]:
@@ -111,39 +137,64 @@ def _plan(tx: Connection, wanted: JobFilter, states: Sequence[JobState]) -> tupl
     has_error = None if wanted.error_code is None else job.error_code.concat("") == wanted.error_code
     of_pipeline = None if wanted.pipeline is None else job.pipeline.concat("") == wanted.pipeline
     labels = _rarest_first(tx, {label_of(name, value) for name, value in wanted.metadata}, wanted.tenant)
-    left: list[ColumnElement[bool] | None]
-    lines: list[tuple[ColumnElement[bool], ...]]
-    column: Any = job.id
-    if labels:
-        column, left = JobLabelRow.job_id, [in_states, has_error, of_pipeline]
-        tenants = _tenants_with(tx, labels[0]) if wanted.tenant is None else [wanted.tenant]
-        lines = [(JobLabelRow.label == labels[0], JobLabelRow.tenant == tenant) for tenant in tenants]
-    elif wanted.error_code is not None:
-        left, lines = [in_states, of_pipeline], [(job.error_code == wanted.error_code, *of_tenant)]
-    elif wanted.tenant is not None:
-        left, lines = [of_pipeline], [(*of_tenant, job.state == state.value) for state in states]
-    elif wanted.pipeline is not None:
-        left, lines = [], [(job.state == state.value, job.pipeline == wanted.pipeline) for state in states]
-    elif in_states is not None:
-        left = []
-        lines = [
-            (job.state == state.value, job.pipeline == pipeline)
-            for state in states
-            for pipeline in _pipelines_with(tx, state)
-        ]
+    served = _served(tx, wanted, states, labels)
+    left: list[ColumnElement[bool] | None] = [in_states, has_error, of_pipeline]
+    lines: list[tuple[ColumnElement[bool], ...]] = [()]
+    if served is _Served.LABEL:
+        label, *labels = labels
+        tenants = _tenants_with(tx, label) if wanted.tenant is None else [wanted.tenant]
+        walk: _Walk = LabelledJobs(tx, label, tenants, bounds.least, bounds.below).newest
     else:
-        left, lines = [], [()]
-
-    def walk(cursor: str | None, at_most: int) -> Select[str] | CompoundSelect[str]:
-        parts = [bounds.newest(column, cursor, at_most, *line) for line in lines]
-        if len(parts) == 1:
-            return parts[0]
-        return union_all(*(select(part.c.id) for part in (each.subquery() for each in parts)))
-
+        if served is _Served.ERROR:
+            left, lines = [in_states, of_pipeline], [(job.error_code == wanted.error_code, *of_tenant)]
+        elif wanted.tenant is not None:
+            left = [has_error, of_pipeline]
+            lines = [(*of_tenant, job.state == state.value) for state in states]
+        elif wanted.pipeline is not None or served is _Served.STATES:
+            left = [has_error]
+            lines = [
+                (job.state == state.value, job.pipeline == pipeline)
+                for state in states
+                for pipeline in ([wanted.pipeline] if wanted.pipeline is not None else _pipelines_with(tx, state))
+            ]
+        walk = partial(_newest_of, tx, bounds, lines)
+    if wanted.except_tenants:
+        left.append(job.tenant.not_in(sorted(wanted.except_tenants)))
     conditions = [condition for condition in left if condition is not None]
     checks = [select(job.id).where(one_of(job.id, _ids), *conditions)] if conditions else []
-    checks += [_with_label(label) for label in labels[1:]]
+    checks += [_with_label(label) for label in labels]
     return walk, checks if wanted.stage is None else [*checks, _at_stage(wanted.stage)]
+
+
+def _served(tx: Connection, wanted: JobFilter, states: Sequence[JobState], labels: Sequence[str]) -> _Served:
+    """Return the condition that an index is to serve. Of several it is that which the fewest jobs meet."""
+    of_label = [] if wanted.tenant is None else [JobLabelRow.tenant == wanted.tenant]
+    of_tenant = [] if wanted.tenant is None else [JobRow.tenant == wanted.tenant]
+    having: dict[_Served, Sequence[Select[str]]] = {}
+    if labels:
+        having[_Served.LABEL] = [select(JobLabelRow.job_id).where(JobLabelRow.label == labels[0], *of_label)]
+    if wanted.error_code is not None:
+        having[_Served.ERROR] = [select(JobRow.id).where(JobRow.error_code == wanted.error_code, *of_tenant)]
+    if len(states) < len(JobState):
+        having[_Served.STATES] = [select(JobRow.id).where(JobRow.state == each.value, *of_tenant) for each in states]
+    if len(having) < 2:
+        return next(iter(having), _Served.NONE)
+    return min(having, key=lambda each: min(_COUNTED, sum(_count(tx, query) for query in having[each])))
+
+
+def _newest_of(
+    tx: Connection,
+    bounds: _Bounds,
+    lines: Sequence[tuple[ColumnElement[bool], ...]],
+    cursor: str | None,
+    at_most: int,
+) -> Sequence[str]:
+    """Return the newest ids of jobs for which the conditions of one of the lines hold."""
+    parts = [bounds.newest(cursor, at_most, *line) for line in lines]
+    if len(parts) == 1:
+        return tx.execute(parts[0]).scalars().all()
+    several = union_all(*(select(part.c.id) for part in (each.subquery() for each in parts)))
+    return sorted(tx.execute(several).scalars(), reverse=True)[:at_most]
 
 
 def _kept(tx: Connection, ids: Sequence[str], checks: Sequence[Select[str]]) -> Sequence[str]:
@@ -171,17 +222,20 @@ def _is_one_of(column: Any, states: Iterable[JobState | StageRunState]) -> Colum
 
 
 def _rarest_first(tx: Connection, labels: Collection[str], tenant: str | None) -> list[str]:
-    """Return the labels, those of fewer jobs first; of those of more than LOOKED_AT jobs, any."""
+    """Return the labels, those of fewer jobs first; of those of more than _COUNTED jobs, any."""
     if len(labels) < 2:
         return list(labels)
 
     def count(label: str) -> int:
-        some = select(JobLabelRow.job_id).where(JobLabelRow.label == label).limit(LOOKED_AT + 1)
-        if tenant is not None:
-            some = some.where(JobLabelRow.tenant == tenant)
-        return int(tx.execute(select(func.count()).select_from(some.subquery())).scalar_one())
+        having = select(JobLabelRow.job_id).where(JobLabelRow.label == label)
+        return _count(tx, having if tenant is None else having.where(JobLabelRow.tenant == tenant))
 
     return sorted(sorted(labels), key=count)
+
+
+def _count(tx: Connection, query: Select[str]) -> int:
+    """Return how many rows a query finds, _COUNTED at most."""
+    return int(tx.execute(select(func.count()).select_from(query.limit(_COUNTED).subquery())).scalar_one())
 
 
 def _tenants_with(tx: Connection, label: str) -> Collection[str]:

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import CompoundSelect, Connection, false, null, select, union_all
 
 from omni_jobs.database.clock import as_datetime, now
+from omni_jobs.database.seen_tables import DownEngineRow
 from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.successors import ACTIVE, QUOTA
 from omni_jobs.jobs.order import quota
+from omni_jobs.jobs.order.down_engines import KEPT_S
 from omni_jobs.jobs.order.paused_stages import paused_stages
 from omni_jobs.jobs.read import line
 from omni_jobs.jobs.read.estimates import coarse
@@ -41,17 +43,22 @@ _BASIS = "the work before it in the line, how long stage runs took lately, and t
 _BASIS_OF_FREE_SLOT = "a slot is free"
 
 # Built once, because SQLAlchemy would visit every part of it with every call.
-_FILES = (
+_FILES_OF_WORKERS = (
     select(
         WorkerRow.pipeline,
         WorkerRow.stage,
         WorkerRow.pipeline_digest,
         WorkerRow.pipeline_version,
         WorkerRow.loading,
+        WorkerRow.drained_at.is_not(None).label("is_drained"),
     )
-    .where(WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))
+    .where(WorkerRow.lease_until > now())
     .distinct()
 )
+_DOWN = select(DownEngineRow.pipeline, DownEngineRow.stage, null(), null(), false(), false()).where(
+    DownEngineRow.at >= now() - KEPT_S
+)
+_FILES: CompoundSelect[Any] = union_all(_FILES_OF_WORKERS, _DOWN)  # of a slot whose engine is down no file is known
 
 
 def waits(
@@ -102,15 +109,20 @@ def _beyond_limit(tenant: str, limit: int | None) -> str:
 
 
 class _Stages:
-    """What keeps all stage runs of a stage waiting: pauses, and the pipeline files that its workers lack."""
+    """What keeps all stage runs of a stage waiting: pauses, engines that are down, and files that its workers lack."""
 
     def __init__(self, tx: Connection) -> None:
         """Read the pauses and the live workers' files."""
         self._paused = paused_stages(tx)
         self._serving: dict[_Stage, _Files] = defaultdict(dict)
         self._loading: dict[_Stage, _Files] = defaultdict(dict)
+        self._drained: dict[_Stage, _Files] = defaultdict(dict)
+        self._down: set[_Stage] = set()
         for row in tx.execute(_FILES):
-            files = self._loading if row.loading else self._serving
+            if row.pipeline_digest is None:
+                self._down.add((row.pipeline, row.stage))
+                continue
+            files = self._drained if row.is_drained else self._loading if row.loading else self._serving
             files[row.pipeline, row.stage][row.pipeline_digest] = row.pipeline_version
 
     def obstacle(self, job: AnyRow, run: AnyRow) -> WaitingView | None:
@@ -119,8 +131,15 @@ class _Stages:
         if stage in self._paused:
             return _view(job, run, "paused", f"stage {run.stage} is paused")
         if job.pipeline_digest not in self._serving[stage]:
-            if job.pipeline_digest in self._loading[stage]:
+            is_loading = job.pipeline_digest in self._loading[stage]
+            if stage in self._down and not self._serving[stage]:
+                then = "a worker loads it again" if is_loading else "no worker loads it yet"
+                return _view(job, run, "engine_down", f"the engine of stage {run.stage} is down, and {then}")
+            if is_loading:
                 return _view(job, run, "loading_model", f"the workers of stage {run.stage} load their model")
+            if job.pipeline_digest in self._drained[stage]:
+                message = f"the workers of stage {run.stage} that have the job's pipeline file are drained"
+                return _view(job, run, "no_worker", message)
             return _view(job, run, "no_worker", _no_worker(job, run.stage, self._serving[stage]))
         if run.is_early:
             message = "an attempt failed, and the next one is due after a pause"

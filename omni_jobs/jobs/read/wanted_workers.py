@@ -15,12 +15,13 @@ class StageNeed(NamedTuple):
     """What a stage has to do, and the workers that it has for this."""
 
     waiting: int  # queued stage runs
-    running: int  # stage runs
+    running: int  # stage runs, but for those that drained workers still hold
     serving: int  # workers
     loading: int  # workers that load their engine
     slots: float  # of one worker, but for those that only high jobs may take; above 0
     run_s: float | None  # how long a stage run takes; None: nobody knows yet
     is_paused: bool = False
+    drained: int = 0  # workers that take nothing any more
 
 
 def wanted_workers(need: StageNeed, wait_s: float) -> int:
@@ -33,14 +34,16 @@ def wanted_workers(need: StageNeed, wait_s: float) -> int:
     Of workers that load, each is taken for one that is busy with what waits. So none is started twice for the same
     stage runs, and none is stopped because others were quicker.
     A paused stage keeps the workers that it has, because nobody knows what will wait when it is resumed.
+    Drained workers come on top, because whoever starts and stops workers counts them too: one that is drained takes no
+    work from those that are wanted, and stays until it is stopped or resumed.
     """
     workers = need.serving + need.loading
     if need.is_paused:
-        return workers
+        return workers + need.drained
     running = min(need.running, need.serving * need.slots)  # what more there is runs in slots for high jobs alone
     taken = running + max(need.waiting * _slot_share(need.run_s, wait_s), need.loading * need.slots)
     least = _whole(taken / need.slots)
-    return max(least, min(workers, _whole(taken / (need.slots * _FULL))))
+    return need.drained + max(least, min(workers, _whole(taken / (need.slots * _FULL))))
 
 
 def _whole(workers: float) -> int:

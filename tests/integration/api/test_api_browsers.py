@@ -1,7 +1,6 @@
 """Requests that a browser sends for pages of other origins, and for names that point at this server."""
 
 import json
-import shutil
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,21 +8,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from omni_jobs.jobs import Completion, NewWorker, StoredArtifact
 from omni_jobs.settings import Settings
 from omni_jobs.storage.keys import artifact_key
 from tests.integration.api_server import ApiServer, serve
 from tests.oracles import samples
-from tests.services import missing
+from tests.services.chromium import running_chromium
 
 ECHO = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}]}
 NOWHERE = "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
-CHROMIUM = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP evil.example 127.0.0.1"),
-]
 
 
 @pytest.fixture
@@ -160,13 +155,8 @@ def evil() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        missing("no chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM)
+    with running_chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +18,7 @@ from omni_jobs.client import Client
 from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable
 from omni_jobs.settings import Settings
+from tests.integration.api_process import ApiProcess
 from tests.integration.api_server import ApiServer, serve, server_settings
 from tests.integration.numbered_bulk import (
     BULK,
@@ -189,46 +188,6 @@ def test_an_object_store_that_stays_away_ends_the_bulk_with_the_lines_it_concern
 
 
 # The server is killed
-
-
-class ApiProcess:
-    """``omni-jobs api`` as a process. Its port stays open while it is dead, as behind systemd's socket."""
-
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
-        self._environment |= {
-            "OMNI_JOBS_DATA_DIR": str(settings.data_dir),
-            "OMNI_JOBS_BROKER_URL": settings.broker_url.get_secret_value(),
-            "OMNI_JOBS_STAGE_CONFIGS": str(settings.stage_configs),
-            "OMNI_JOBS_DATABASE_URL": url,
-        }
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "omni_jobs.cli", "api", "--fd", str(self._listener.fileno())],
-            env=self._environment,
-            pass_fds=[self._listener.fileno()],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        assert httpx2.get(f"{self.url}/healthz", timeout=PATIENCE_S, trust_env=False).status_code == 200
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(PATIENCE_S)
-
-    def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        self.kill()
-        self._listener.close()
 
 
 @pytest.fixture

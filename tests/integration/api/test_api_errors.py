@@ -48,7 +48,10 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/videos"): {"json": {"model": "echo_media", "prompt": "A boat"}},
     ("POST", "/v1/jobs/bulk"): {"content": b"", "headers": {"Content-Type": "application/jsonl"}},
     ("POST", "/v1/jobs/{job_id}/fork"): {"json": {"from_stage": "second"}},
-    **{("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}} for action in ("cancel", "retry", "delete")},
+    **{
+        ("POST", f"/v1/jobs/{action}"): {"json": {"pipeline": "echo"}}
+        for action in ("cancel", "retry", "advance", "delete")
+    },
 }
 
 
@@ -81,7 +84,7 @@ def path_of(route: tuple[str, str]) -> str:
     name = "echo" if "/pipelines/" in route[1] else "text.txt"
     digits = "0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
     ids = {"job_id": f"job-{digits}", "digits": digits, "response_id": f"resp_{digits}"}
-    return route[1].format(**ids, name=name, stage="first", model="echo")
+    return route[1].format(**ids, name=name, stage="first", model="echo", worker="w")
 
 
 def named(routes: list[tuple[str, str]]) -> Any:

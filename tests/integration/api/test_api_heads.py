@@ -15,7 +15,7 @@ OF_EACH_ANSWER = {"date", "x-request-id"}
 ROUTES = [each for each in create_app(Settings()).routes if isinstance(each, Route) and "GET" in (each.methods or ())]
 PAGES = sorted({each.path_format for each in ROUTES if isinstance(each, APIRoute) and not each.include_in_schema})
 WITH_GET = sorted({each.path_format for each in ROUTES} - set(PAGES))
-OF_PAGES = {"version": "x", "stage": "first", "done": "1", "key_id": "x"}
+OF_PAGES = {"version": "x", "stage": "first", "done": "1", "key_id": "x", "action_id": "x"}
 NOBODY = "0" * 32
 KEY = "omni_" + "Ab_-9" * 8 + "xyz"
 

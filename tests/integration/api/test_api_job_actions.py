@@ -120,7 +120,7 @@ def test_many_are_cancelled_and_only_those_that_match(api: ApiServer) -> None:
 
 
 def test_a_limit_leaves_a_cursor(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_jobs, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "GROUP", 2)
     ids = [submitted(api) for _ in range(7)]
     body: dict[str, Any] = {"pipeline": "echo", "limit": 3}
     first = acted(api, "cancel", body)
@@ -171,17 +171,45 @@ def test_a_full_backlog_stops_retries_and_says_where(settings: Settings) -> None
         acted(api, "cancel", {"status": "queued"})
 
 
+@pytest.mark.parametrize("action", ["cancel", "delete", "retry"])
+def test_a_job_that_left_the_wanted_state_meanwhile_is_skipped(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    jobs = api.services.jobs
+    other, changes = submitted(api), submitted(api)
+    status = "queued" if action == "cancel" else "cancelled"
+    if action != "cancel":
+        jobs.cancel_all([other, changes])
+    matching = jobs.matching
+
+    def changed_behind(*args: Any) -> Any:
+        found = matching(*args)
+        if action == "cancel":
+            claimed(api, changes)
+        else:
+            jobs.retry(changes)
+            failed(api, changes)
+        return found
+
+    monkeypatch.setattr(jobs, "matching", changed_behind)
+    result = acted(api, action, {"status": status})
+    left = 2 if action == "cancel" else 1  # a worker that claims has begun both
+    assert [(each.code, each.job_id, each.count) for each in result.skipped] == [("conflict", changes, left)]
+    assert result.changed == 2 - left
+    assert jobs.get(changes).status == ("in_progress" if action == "cancel" else "failed")
+
+
 def test_an_outage_in_the_middle_says_what_was_done(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_jobs, "_GROUP", 2)
+    monkeypatch.setattr(many_jobs, "GROUP", 2)
     ids = [submitted(api) for _ in range(4)]
     cancel_all = api.services.jobs.cancel_all
     calls: list[Sequence[str]] = []
 
-    def breaks(job_ids: Sequence[str], *, by: str) -> set[str]:
+    def breaks(job_ids: Sequence[str], **more: Any) -> set[str]:
         calls.append(job_ids)
         if len(calls) > 1:
             raise DatabaseUnavailable("away")
-        return cancel_all(job_ids, by=by)
+        return cancel_all(job_ids, **more)
 
     monkeypatch.setattr(api.services.jobs, "cancel_all", breaks)
     result = acted(api, "cancel", {"pipeline": "echo"})

@@ -402,7 +402,7 @@ def test_the_commands(api: ApiServer) -> None:
     assert run("retry", job_id) == "queued"
     assert run("retry", job_id, code=1) == ""
     completed(api, job_id)
-    assert run("retry", job_id, "--from-stage", "third", code=1) == ""
+    assert run("retry", job_id, "--from-stage", "third", code=2) == ""
     types = [event["type"] for event in json.loads(run("events", job_id, "--json"))]
     assert types == ["job.failed", "job.retried", "job.completed"]
     assert "job.retried" in run("events", job_id)

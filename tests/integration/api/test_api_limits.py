@@ -440,7 +440,7 @@ def test_a_long_poll_is_not_cut(api: ApiServer) -> None:
     began = time.monotonic()
     answer = api.http.get(f"/v1/jobs/{job['id']}", params={"wait": 4})
     assert (answer.status_code, answer.json()["status"]) == (200, "queued")
-    assert time.monotonic() - began >= 4
+    assert time.monotonic() - began >= 3.9
 
 
 # Numbers

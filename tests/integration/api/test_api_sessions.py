@@ -90,6 +90,8 @@ def test_a_session_of_any_scope_does_nothing_by_the_routes_of_the_api(
         ("GET", "/v1/pipelines"),
         ("GET", "/v1/estimates"),
         ("POST", "/v1/pipelines/echo/stages/first/pause"),
+        ("POST", f"/v1/jobs/{job_id}/advance"),
+        ("POST", "/v1/workers/w/drain"),
         ("POST", "/v1/session"),
     ):
         assert api.http.request(method, path, headers=session).status_code == 401, path

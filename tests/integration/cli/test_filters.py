@@ -60,6 +60,29 @@ def test_scripts_are_not_asked_and_get_json(api: ApiServer) -> None:
     assert api.services.jobs.list().jobs == []
 
 
+def test_a_job_that_is_advanced_is_told_with_why_it_waits(api: ApiServer) -> None:
+    first, second = submitted(api), submitted(api)
+    told = run(api, "advance", second)
+    assert (told.exit_code, told.stdout) == (0, "queued: no worker of stage first serves\n")
+    assert json.loads(run(api, "advance", first, "--json").stdout)["id"] == first
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "--status", "nope"],
+        ["list", "--created-after", "yesterday"],
+        ["cancel", "--filter", "status=nope", "--yes"],
+        ["retry", "--filter", "created_before=now", "--dry-run"],
+        ["usage", "--from", "yesterday"],
+        ["submit", "-p", "echo", "Hello", "--param", "first.nope=1"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_server_calls_wrong_is_wrong_usage_too(api: ApiServer, arguments: list[str]) -> None:
+    assert run(api, *arguments).exit_code == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -40,4 +40,4 @@ def test_what_was_used_is_shown_by_what_is_asked_for(api: ApiServer) -> None:
 def test_wrong_usage_is_told(api: ApiServer) -> None:
     assert run(api, "--by", "colour").exit_code == 2
     refused = run(api, "--from", "yesterday")
-    assert (refused.exit_code, "from" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "from" in refused.stderr) == (2, True)

@@ -97,7 +97,7 @@ def test_jobs_are_found_and_changed_by_a_filter(api: ApiServer, client: Client) 
     assert client.get(ids[2]).retries == 1
     assert client.delete_all({"status": "cancelled"}).changed == 2
     assert {job.id for job in client.list().jobs} == {ids[2], other}
-    for call in (client.cancel_all, client.delete_all, client.retry_all):
+    for call in (client.cancel_all, client.delete_all, client.retry_all, client.advance_all):
         with pytest.raises(InvalidRequest, match="at least one"):
             call({})
     with pytest.raises(InvalidRequest, match="zone"):
@@ -114,6 +114,9 @@ def test_the_pipelines_and_their_stages(client: Client) -> None:
     assert "echo" in {pipeline.name for pipeline in client.pipelines()}
     assert client.set_paused("echo", "first", True).paused_at is not None
     assert client.set_paused("echo", "first", False).paused_at is None
+    for is_drained in (True, False):
+        with pytest.raises(NotFound):
+            client.set_drained("nobody@nowhere", is_drained)
     assert client.calibrations() == []
     status = client.status()
     assert ("echo", "first") in {(load.pipeline, load.stage) for load in status.stages}

@@ -18,6 +18,9 @@ from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 from tests.integration.echo_stack import EchoStack
 
+EARLY_S = 0.01
+"""How much too early a timer may fire: uvloop counts whole milliseconds."""
+
 SCRIPTS = "Grüße, 你好, مرحبا, नमस्ते, 🎉👩‍👩‍👧"
 
 
@@ -76,7 +79,19 @@ def test_progress_shows_while_a_stage_runs(stack: EchoStack) -> None:
     progress = view.stages[1].progress
     assert progress is not None
     assert (progress.total, progress.unit) == (1000, "ms")
-    assert stack.ended(job_id).status is JobState.COMPLETED
+    running = view.stages[1]
+    assert running.load_s is not None
+    assert (running.run_s, running.store_s) == (None, None)
+    ended = stack.ended(job_id)
+    assert ended.status is JobState.COMPLETED
+    first, second = ended.stages
+    assert second.load_s == running.load_s
+    assert second.run_s is not None
+    assert 1.0 - EARLY_S <= second.run_s < 20
+    for stage in (first, second):  # the worker's steps fit between the database's times of the attempt
+        assert None not in (stage.load_s, stage.run_s, stage.store_s, stage.started_at, stage.finished_at)
+        took_s = (stage.finished_at - stage.started_at).total_seconds()  # type: ignore[operator]
+        assert stage.load_s + stage.run_s + stage.store_s <= took_s + 0.001  # type: ignore[operator]
 
 
 def test_doorbells_without_work_do_nothing(stack: EchoStack) -> None:
@@ -96,6 +111,9 @@ def test_a_cancelled_job_stops_running(stack: EchoStack) -> None:
     view = stack.ended(job_id, within_s=30)
     assert view.status is JobState.CANCELLED
     assert [run.status for run in view.stages] == [StageRunState.CANCELLED] * 2
+    first, second = view.stages
+    assert None not in (first.load_s, first.run_s)
+    assert (first.store_s, second.load_s) == (None, None)
     lives(stack)
 
 
@@ -104,6 +122,11 @@ def test_a_stage_run_over_its_time_limit_fails_its_job(stack: EchoStack) -> None
     assert view.status is JobState.FAILED
     assert view.error is not None
     assert (view.error.code, view.error.stage) == ("time_limit", "second")
+    [error] = view.stages[1].errors
+    assert error.run_s is not None
+    assert error.run_s + (error.load_s or 0) >= 2.0 - EARLY_S
+    assert error.store_s is None
+    assert (view.stages[1].load_s, view.stages[1].run_s) == (error.load_s, error.run_s)
     lives(stack)
 
 

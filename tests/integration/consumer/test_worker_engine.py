@@ -113,7 +113,16 @@ def test_kill_9_of_the_engine_queues_its_stage_runs_again(stack: EchoStack) -> N
     assert [error.code for error in errors] == ["engine_dead"]
     assert worker.process.wait(60) == 1
     ended = time.monotonic() - killed
-    start_successor(stack)
+    assert told(stack, job_id) == ("engine_down", "the engine of stage thinker is down, and no worker loads it yet")
+    with one_process_an_engine():
+        successor = stack.launch("thinker", "thinker@test")
+        stack.until(lambda: stack.jobs.slot_holder("thinker@test"), START_S)
+        assert told(stack, job_id) == (
+            "engine_down",
+            "the engine of stage thinker is down, and a worker loads it again",
+        )
+        stack.serving(successor, START_S)
+    assert stack.jobs.down_engines() == {}
     assert stack.running(job_id, "thinker", 120).stages[0].attempt == 2
     print(
         f"kill -9 of the engine -> queued again {queued:.2f} s, worker ended {ended:.2f} s, "
@@ -131,6 +140,14 @@ def test_an_engine_that_dies_with_nothing_in_it_ends_its_worker(stack: EchoStack
     assert worker.process.wait(60) == 1
     print(f"kill -9 of an idle engine -> worker ended {time.monotonic() - killed:.2f} s")
     assert "the engine is gone" in worker.log.read_text()
+    assert stack.jobs.down_engines() == {("qwen2_5_omni", "thinker"): 1}
+
+
+def told(stack: EchoStack, job_id: str) -> tuple[str, str]:
+    """Why a job waits."""
+    waiting = stack.jobs.get(job_id).waiting
+    assert waiting is not None
+    return waiting.reason, waiting.message
 
 
 # Processes, from /proc.

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from omni_jobs.database.database import Database
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import JobState
+from tests.integration.api_server import ApiServer, serve
 from tests.integration.echo_stack import PIPELINE, EchoStack, EchoWorker
 
 TUNED = PIPELINE.replace("slots: 8", "slots: 5").replace("time_limit_s: 60", "time_limit_s: 50")
 OTHER = PIPELINE.replace('version: "1"', 'version: "2"')
+# The next version: its second stage has another name.
+NEXT = OTHER.replace("  second:\n", "  last:\n").replace("stage: second", "stage: last")
 
 
 @pytest.fixture
@@ -61,3 +65,75 @@ def test_a_worker_with_another_file_takes_no_job_and_lives_on(stack: EchoStack) 
         assert {run.worker for run in job.stages} <= served
         assert [run.attempt for run in job.stages] == [1, 1]
     assert stack.serving(other).id == boot
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def versions(
+    request: pytest.FixtureRequest, sqlite_url: str, valkey_server: str, tmp_path: Path
+) -> Iterator[tuple[EchoStack, ApiServer]]:
+    """Two versions of a pipeline in one directory, an API server for both, and no worker."""
+    url = sqlite_url if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    database = Database(url)
+    database.migrate()
+    database.close()
+    stack = EchoStack(tmp_path, url, valkey_server, other_configs=[NEXT])
+    try:
+        with serve(stack.settings) as api:
+            yield stack, api
+    finally:
+        stack.close()
+
+
+def test_versions_of_one_directory_run_each_its_own_jobs(versions: tuple[EchoStack, ApiServer]) -> None:
+    stack, api = versions
+
+    def submitted(model: str) -> str:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": model}],
+            "stages": {"first": {"delay_s": 0.01}},
+        }
+        answer = api.http.post("/v1/jobs", json=body)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    shown = api.http.get("/v1/pipelines").json()["pipelines"]
+    assert [(each["label"], each["version"]) for each in shown] == [("echo@1", "1"), ("echo", "2")]
+    assert {each["id"] for each in api.http.get("/v1/models").json()["data"]} == {"echo", "echo@1"}
+    assert api.http.get("/v1/models/echo@2").json()["id"] == "echo"
+    refused = api.http.post("/v1/jobs", json={"model": "echo@3", "messages": [{"role": "user", "content": "x"}]})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (404, "model")
+
+    jobs = {submitted(model): model for _ in range(20) for model in ("echo", "echo@1", "echo@2")}
+    new = [stack.launch("first"), stack.launch("last")]
+    for worker in new:
+        stack.serving(worker)
+    for job_id, model in jobs.items():
+        if model != "echo@1":
+            assert stack.ended(job_id, within_s=60).status is JobState.COMPLETED
+    waits = next(stack.jobs.get(job_id) for job_id, model in jobs.items() if model == "echo@1")
+    assert waits.waiting is not None
+    assert (waits.waiting.reason, waits.waiting.pipeline_version) == ("no_worker", "1")
+
+    old = [stack.launch("first", label="echo@1"), stack.launch("second", label="echo@1")]
+    served = {stack.serving(worker).id for worker in old}
+    for job_id, model in jobs.items():
+        job = stack.ended(job_id, within_s=60)
+        assert job.status is JobState.COMPLETED
+        assert job.result is not None
+        assert job.result["text"] == model
+        assert [run.attempt for run in job.stages] == [1, 1]
+        assert (job.pipeline, job.pipeline_version) == ("echo", "1" if model == "echo@1" else "2")
+        assert [run.name for run in job.stages] == ["first", "second" if model == "echo@1" else "last"]
+        assert ({run.worker for run in job.stages} <= served) is (model == "echo@1")
+    of_old = next(job_id for job_id, model in jobs.items() if model == "echo@1")
+    forked = api.http.post(f"/v1/jobs/{of_old}/fork", json={"from_stage": "first", "seed": 8})
+    assert forked.status_code == 202, forked.text
+    assert stack.ended(forked.json()["id"], within_s=60).pipeline_version == "1", "a fork is of its job's version"
+
+
+def test_a_stage_that_one_version_has_is_paused_by_its_name(versions: tuple[EchoStack, ApiServer]) -> None:
+    _, api = versions
+    for stage, status in (("second", 200), ("last", 200), ("first", 200), ("third", 404)):
+        assert api.http.post(f"/v1/pipelines/echo/stages/{stage}/pause").status_code == status, stage
+        assert api.http.post(f"/v1/pipelines/echo/stages/{stage}/resume").status_code == status

@@ -46,12 +46,12 @@ def test_errors_are_counted_by_kind_with_a_job_of_each(api: ApiServer, monkeypat
     assert (">3<" in first, newest in first, ">1<" in second, other in second) == (True, True, True, True)
     assert first.count('<rect class="bar"') in (1, 2)  # the time went on between two bars, perhaps
     assert (MARKUP in page, "&lt;img src=x onerror=alert(1)&gt;" in page) == (False, True)
-    assert "over the hour" in api.http.get("/errors?span=hour").text.lower()
-    for query in ("?span=year", "?x=1"):
+    assert "over the hour" in api.http.get("/errors?over=hour").text.lower()
+    for query in ("?over=year", "?x=1"):
         assert api.http.get(f"/errors{query}").status_code == 422
     monkeypatch.setattr(error_kinds, "_MOST", 1)
-    assert len(rows_of(api.http.get("/errors?span=week").text)) == 1
-    assert "there are others" in api.http.get("/errors?span=month").text
+    assert len(rows_of(api.http.get("/errors?over=week").text)) == 1
+    assert "there are others" in api.http.get("/errors?over=month").text
 
 
 def test_bars_are_as_high_as_their_counts() -> None:

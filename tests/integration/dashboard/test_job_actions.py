@@ -1,17 +1,14 @@
 """Actions of the dashboard over HTTP: who may do them, what a preview says, and what becomes of jobs meanwhile."""
 
 import re
-from collections.abc import Iterator
+import time
 
 import httpx2
 import pytest
 
-from omni_jobs.api import many_jobs
-from omni_jobs.database.database import Database
 from omni_jobs.jobs import NewWorker
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
-from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 from tests.integration.served_jobs import completed, failed
 
@@ -34,6 +31,15 @@ def fields_of(html: str) -> list[tuple[str, str]]:
     return re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', html.replace("&amp;", "&"))
 
 
+def ended(api: ApiServer, begun: httpx2.Response) -> str:
+    """The page of an action that was begun, once it has ended."""
+    page, until = begun.headers["location"], time.monotonic() + 30
+    while not api.services.jobs.action(page.removeprefix("/actions/")).state.is_final:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return api.http.get(page).text
+
+
 def status_of(api: ApiServer, job_id: str) -> str:
     return str(api.services.jobs.get(job_id).status)
 
@@ -54,12 +60,10 @@ def test_a_preview_says_how_many_and_which_and_changes_nothing(api: ApiServer) -
     assert all(job in preview.text for job in jobs)
     assert other not in preview.text
     assert {status_of(api, job) for job in jobs} == {"queued"}
-    done = posted(api, "/jobs/actions/run", *fields_of(preview.text))
-    assert "3 jobs cancelled" in done.text
+    begun = posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert "3 jobs cancelled" in ended(api, begun)
     assert {status_of(api, job) for job in jobs} == {"cancelled"}
     assert status_of(api, other) == "queued"
-    again = posted(api, "/jobs/actions/run", *fields_of(preview.text))
-    assert "0 jobs cancelled" in again.text
 
 
 def test_chosen_jobs_that_ended_meanwhile_are_told_to_both(api: ApiServer) -> None:
@@ -71,8 +75,10 @@ def test_chosen_jobs_that_ended_meanwhile_are_told_to_both(api: ApiServer) -> No
     api.services.jobs.delete(gone)
     done = posted(api, "/jobs/actions/run", *fields_of(preview.text))
     assert "1 job cancelled" in done.text
-    assert "the job has ended" in done.text
+    assert "the job is completed already" in done.text
     assert status_of(api, queued) == "cancelled"
+    other_tab = posted(api, "/jobs/actions/run", ("verb", "cancel"), ("job", queued))
+    assert ("0 jobs cancelled" in other_tab.text, "the job is cancelled already" in other_tab.text) == (True, True)
 
 
 def test_jobs_are_advanced_alone_chosen_and_by_a_filter(api: ApiServer) -> None:
@@ -83,7 +89,7 @@ def test_jobs_are_advanced_alone_chosen_and_by_a_filter(api: ApiServer) -> None:
     form = [("verb", "advance"), ("of", "matching"), ("query", "metadata=n%3D2")]
     preview = posted(api, "/jobs/actions", *form)
     assert ("Advance 1 job?" in preview.text, jobs[2] in preview.text) == (True, True)
-    posted(api, "/jobs/actions/run", *fields_of(preview.text))
+    assert "1 job advanced" in ended(api, posted(api, "/jobs/actions/run", *fields_of(preview.text)))
     assert [next_claimed(api) for _ in jobs] == [jobs[2], jobs[3], jobs[4], jobs[0], jobs[1]]
     refused = posted(api, f"/jobs/{jobs[0]}/advance", ("x", ""))
     assert (refused.status_code, "begun or ended" in refused.text) == (409, True)
@@ -98,22 +104,6 @@ def test_retry_and_delete_of_chosen_jobs(api: ApiServer) -> None:
     done = posted(api, "/jobs/actions/run", ("verb", "delete"), ("job", job))
     assert "1 job deleted" in done.text
     assert api.http.get(f"/jobs/{job}").status_code == 404
-
-
-def test_an_action_on_many_goes_on_from_its_page_alone(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_jobs, "_GROUP", 2)
-    monkeypatch.setattr(many_jobs, "_LONGEST_S", 0.0)
-    jobs = [submitted(api) for _ in range(5)]
-    fields = [("verb", "cancel"), ("query", "pipeline=echo"), ("total", "5")]
-    told = []
-    while True:
-        done = posted(api, "/jobs/actions/run", *fields)
-        told.append(re.search(r"<h1>(.*?)</h1>", done.text)[1])  # type: ignore[index]
-        if "data-goes-on" not in done.text:
-            break
-        fields = fields_of(done.text)
-    assert told == ["2 jobs cancelled so far", "4 jobs cancelled so far", "5 jobs cancelled"]
-    assert {status_of(api, job) for job in jobs} == {"cancelled"}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +139,21 @@ def test_a_job_is_cancelled_retried_from_a_stage_and_forked(api: ApiServer) -> N
         assert (wrong.status_code, "<h1>422</h1>" in wrong.text) == (422, True)
 
 
+def test_a_retry_is_offered_from_the_stages_whose_inputs_are_kept(api: ApiServer) -> None:
+    for keeps in (True, False):
+        job = submitted(api, keep_payloads=keeps)
+        completed(api, job)
+        page = api.http.get(f"/jobs/{job}").text
+        [choices] = re.findall(r'id="retry-from">(.*?)</select>', page, re.DOTALL)
+        offered = re.findall(r'value="(\w*)"', choices)
+        assert offered == (["first", "second"] if keeps else ["first"])
+        assert ("From other stages it cannot be retried: " in page) is not keeps
+        answers = [
+            posted(api, f"/jobs/{job}/retry", ("from_stage", stage)).status_code for stage in ("second", "first")
+        ]
+        assert answers == ([303, 409] if keeps else [409, 303])  # the first retry leaves nothing to the second
+
+
 def test_no_form_without_an_origin_changes_anything(api: ApiServer) -> None:
     job = submitted(api)
     form = [("verb", (None, "cancel")), ("job", (None, job))]
@@ -156,15 +161,6 @@ def test_no_form_without_an_origin_changes_anything(api: ApiServer) -> None:
         answer = api.http.post(path, files=form)
         assert answer.status_code == 403, path
     assert status_of(api, job) == "queued"
-
-
-@pytest.fixture
-def keys(settings: Settings) -> Iterator[ApiKeys]:
-    database = Database(settings.resolved_database_url)
-    for tenant in ("acme", "globex"):
-        Tenants(database).create(tenant)
-    yield ApiKeys(database)
-    database.close()
 
 
 def test_the_audit_names_the_key_behind_a_session(settings: Settings, keys: ApiKeys) -> None:

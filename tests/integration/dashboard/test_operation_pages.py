@@ -46,6 +46,7 @@ def test_each_key_finds_the_pages_that_it_may_see_and_no_buttons_that_it_may_not
             assert api.http.get(path, headers=by["operator"]).status_code == 200, path
             refused = api.http.get(path, headers=by["reader"])
             assert (refused.status_code, "<h1>403</h1>" in refused.text) == (403, True), path
+            assert 'href="/workers"' not in refused.text, "a page that the reader may not open"
         for path in FOR_READERS:
             seen = api.http.get(path, headers=by["reader"])
             assert (seen.status_code, forms_of(seen.text)) == (200, []), path

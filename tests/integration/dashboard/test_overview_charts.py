@@ -48,7 +48,8 @@ def values(page: str, chart: str) -> Sequence[Sequence[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("over", "step_s", "ago_s"), [("hour", FINE_S, 600), ("day", COARSE_S, 7200), ("month", LONG_S, 86_400)]
+    ("over", "step_s", "ago_s"),
+    [("hour", FINE_S, 600), ("day", COARSE_S, 7200), ("week", LONG_S, 86_400), ("month", LONG_S, 86_400)],
 )
 def test_charts_of_a_time_have_its_samples(api: ApiServer, over: str, step_s: int, ago_s: int) -> None:
     sampled(api, step_s, ago_s)

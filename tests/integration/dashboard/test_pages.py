@@ -1,16 +1,13 @@
 """What every page of the dashboard has: its policy, its errors, its links, and an answer for each key."""
 
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import pytest
 
 from omni_jobs.dashboard.navigation import NAVIGATION
-from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
-from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
 NOWHERE = "job-0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
@@ -56,6 +53,7 @@ def test_a_page_has_a_policy_that_allows_nothing_inline_or_foreign(api: ApiServe
         (f"/jobs/{NOWHERE}", 404, None),
         ("/jobs/x", 404, "job_id"),
         ("/?x=1", 422, "x"),
+        ("/jobs?pipeline=nope", 404, "pipeline"),
         ("/fragments/overview?x=1", 422, "x"),
     ],
 )
@@ -76,15 +74,6 @@ def test_all_links_stand_below_the_prefix(settings: Settings) -> None:
         [script] = [link for link in links if link.endswith("htmx.js")]
         assert api.http.get(script).status_code == 200
         assert api.http.get(script.removeprefix("/jobs-api")).status_code == 200  # as a proxy that strips it asks
-
-
-@pytest.fixture
-def keys(settings: Settings) -> Iterator[ApiKeys]:
-    database = Database(settings.resolved_database_url)
-    for tenant in ("acme", "globex"):
-        Tenants(database).create(tenant)
-    yield ApiKeys(database)
-    database.close()
 
 
 def test_who_has_no_session_is_sent_to_the_sign_in(settings: Settings, keys: ApiKeys) -> None:
@@ -110,3 +99,16 @@ def test_the_examples_of_the_filters_are_ones_that_the_server_takes(api: ApiServ
     examples = dict(re.findall(r'name="(created_\w+)"[^>]*placeholder="([^"]+)"', html))
     assert set(examples) == {"created_after", "created_before"}
     assert api.http.get("/jobs", params=examples).status_code == 200
+
+
+@pytest.mark.parametrize("accept", ["text/html,*/*;q=0.8", "*/*", "application/json"])
+@pytest.mark.parametrize("path", ["/jobs/a/b", "/v1/nothing"])
+def test_a_path_that_no_route_has_is_a_page_for_a_browser_outside_the_api(
+    api: ApiServer, path: str, accept: str
+) -> None:
+    answer = api.http.get(path, headers={"Accept": accept})
+    is_page = path == "/jobs/a/b" and "html" in accept
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].split(";")[0] == ("text/html" if is_page else "application/json")
+    assert ("there is no such page" in answer.text) == is_page
+    assert api.http.post(path, headers={"Accept": accept}).json()["error"]["code"] == "not_found"

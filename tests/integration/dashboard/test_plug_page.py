@@ -76,6 +76,9 @@ def test_a_process_is_killed_by_its_name_and_no_other(settings: Settings) -> Non
             assert f"Kill {name}" in page
         assert "rescuer" not in page
         assert kill(api, WORKER).headers["location"] == "/plug"
+        api.services.jobs.note_kill("valkey", by="anyone")
+        audit = api.http.get("/audit", params={"target": "the broker"}).text
+        assert ("killed the process" in audit, "valkey" in audit) == (True, False)
         assert [(pull.child, pull.by) for pull in pulls] == [(WORKER, "anyone")]
         for wrong in ("", str(os.getpid()), "worker echo.third", "../valkey"):
             answer = kill(api, wrong)

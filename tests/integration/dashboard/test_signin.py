@@ -4,10 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_jobs.database.database import Database
 from omni_jobs.settings import Settings
 from omni_jobs.tenants.key_store import ApiKeys
-from omni_jobs.tenants.tenant_store import Tenants
 from tests.integration.api_server import ApiServer, serve
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -16,14 +14,6 @@ OWN = {"Sec-Fetch-Site": "same-origin"}
 @pytest.fixture
 def settings(sqlite_settings: Settings) -> Settings:
     return sqlite_settings.model_copy(update={"auth": "keys"})
-
-
-@pytest.fixture
-def keys(settings: Settings) -> Iterator[ApiKeys]:
-    database = Database(settings.resolved_database_url)
-    Tenants(database).create("acme")
-    yield ApiKeys(database)
-    database.close()
 
 
 @pytest.fixture

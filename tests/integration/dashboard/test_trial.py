@@ -86,6 +86,7 @@ MESSAGE: dict[str, Any] = {
                 "audio.format": "mp3",
                 "image.format": "",
                 "previews": "on",
+                "keep_payloads": "on",
                 "stages.answer.stop": "END\r\nSTOP",
                 "stages.answer.words": "no",
                 "stages.answer.subtitles": ["srt", "vtt"],
@@ -96,6 +97,7 @@ MESSAGE: dict[str, Any] = {
                 "modalities": ["text", "audio", "image"],
                 "audio": {"voice": "nova", "format": "mp3"},
                 "previews": True,
+                "keep_payloads": True,
                 "stages": {
                     "answer": {"stop": ["END", "STOP"], "words": False, "subtitles": ["srt", "vtt"]},
                     "picture": {"width": 128},

@@ -99,8 +99,12 @@ def test_pages_and_filters(jobs: Jobs) -> None:
         jobs.cancel(job_id, by="key-1")
     assert [each[2] for each in noted(jobs, tenant="one")] == [ids[0], ids[2]]
     assert [each[2] for each in noted(jobs, target=ids[1])] == [ids[1]]
+    jobs.retry(ids[0], by="key-1")
+    assert [each[2] for each in noted(jobs, action="retry")] == [ids[0]]
+    second, third = reversed(jobs.acts(action="cancel")[:2])
+    assert [each[2] for each in noted(jobs, action="cancel", since=second.at)] == [second.target, third.target]
     seen, before = [], None
-    while page := jobs.acts(at_most=1, before=before):
+    while page := jobs.acts(action="cancel", at_most=1, before=before):
         seen += [each.target for each in page]
         before = (page[-1].at, page[-1].id)
     assert seen == ids[::-1]

@@ -48,9 +48,11 @@ def test_they_are_counted_over_time(jobs: Jobs) -> None:
                 {"at": when, "n": number - 1},
             )
     kind = fingerprint("model_error", "first", "a 1")
-    assert jobs.error_counts(at, at + 300, 60, fingerprint=kind) == [1, 1, 0, 0, 1]
-    assert jobs.error_counts(at + 60, at + 290, 60, fingerprint=kind) == [1, 0, 0, 0]
-    assert jobs.error_counts(at, at + 300, 60, fingerprint="f" * 32) == [0] * 5
+    other = "f" * 32
+    counts = jobs.error_counts(at, at + 300, 60, fingerprints=[kind, other])
+    assert counts == {kind: [1, 1, 0, 0, 1], other: [0] * 5}
+    assert jobs.error_counts(at + 60, at + 290, 60, fingerprints=[kind]) == {kind: [1, 0, 0, 0]}
+    assert jobs.error_counts(at, at + 300, 60, fingerprints=[]) == {}
 
 
 def test_a_tenant_sees_its_own(jobs: Jobs) -> None:
@@ -63,7 +65,7 @@ def test_a_tenant_sees_its_own(jobs: Jobs) -> None:
     assert (seen.count, seen.job_id, seen.message) == (1, id_, "a 3")
     assert jobs.error_kinds(0, SOON, tenant="three") == []
     assert kind != seen.fingerprint
-    assert jobs.error_counts(0, SOON, SOON, fingerprint=seen.fingerprint, tenant="one") == [2]
+    assert jobs.error_counts(0, SOON, SOON, fingerprints=[seen.fingerprint], tenant="one") == {seen.fingerprint: [2]}
 
 
 def test_a_worker_that_was_cut_off_and_lives_changes_the_kind_with_the_error(jobs: Jobs) -> None:
@@ -94,4 +96,4 @@ def test_what_asks_for_too_much_is_refused(jobs: Jobs) -> None:
             jobs.error_kinds(0, SOON, at_most=at_most)
     for since, until, step_s, kind in ((0, 1e9, 1, "a"), (5, 5, 1, "a"), (0, 10, 0, "a"), (0, 10, 1, "a\0")):
         with pytest.raises(InvalidRequest):
-            jobs.error_counts(since, until, step_s, fingerprint=kind)
+            jobs.error_counts(since, until, step_s, fingerprints=[kind])

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event, text
 
 from omni_jobs.database.database import Database
+from omni_jobs.database.statement import listed, texts
+from omni_jobs.database.tables import label_of
 from omni_jobs.errors import InvalidRequest, ModelError
 from omni_jobs.identity import PipelineId
 from omni_jobs.jobs import JobFilter, Jobs, NewJob
-from omni_jobs.jobs.read import matching
+from omni_jobs.jobs.read import labelled, matching
 from omni_jobs.new_job import first_job_id, new_job_id
 from omni_jobs.states import JobState
 from tests.integration.job_steps import (
@@ -120,11 +123,13 @@ def test_a_list_holds_what_a_plain_model_says(jobs: Jobs, monkeypatch: pytest.Mo
     assert list(views) == ids
 
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(FILTERS, st.sampled_from([1, 3, 40]), st.sampled_from([3, 7, 5000]))
-    def check(wanted: JobFilter, limit: int, look: int) -> None:
+    @given(FILTERS, st.sampled_from([1, 3, 40]), st.sampled_from([3, 7, 5000]), st.sampled_from([1, 100]))
+    def check(wanted: JobFilter, limit: int, look: int, counted: int) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(matching, "_FIRST_LOOK", min(look, 200))
             patch.setattr(matching, "LOOKED_AT", look)
+            patch.setattr(matching, "_COUNTED", counted)
+            patch.setattr(labelled, "_LEAST_READ", 1)
             found: list[str] = []
             cursor, calls = None, 0
             while calls == 0 or cursor is not None:
@@ -190,11 +195,39 @@ def test_every_filter_walks_an_index(jobs: Jobs, database: Database) -> None:
                 assert not re.search(r"USE TEMP B-TREE FOR (?!DISTINCT)", plan), plan
             else:
                 assert not re.search(r"Seq Scan on (jobs|stage_runs|job_labels)", plan), (wanted, plan)
+    plans.clear()
+    jobs.jobs_in_progress()
+    assert not re.search(r"SCAN jobs|Seq Scan on jobs", plans[0]), plans
+
+
+def test_the_jobs_of_many_tenants_with_a_label_are_read_in_pieces(jobs: Jobs, database: Database) -> None:
+    """However unevenly the tenants have them: each statement walks the label's index, and few read more than shown."""
+    tenants = ["most"] * 60 + [f"t{number % 20:02}" for number in range(60)]
+    made = [new_job(job_id=job_id_at(number), tenant=each, metadata={"k": "v"}) for number, each in enumerate(tenants)]
+    jobs.submit_all([*made, *(new_job(tenant="most", metadata={"k": "w"}) for _ in range(500))])
+    ids = [each.job_id for each in made][::-1]
+    label, names = label_of("k", "v"), sorted(set(tenants))
+    with database.begin() as tx:
+        tx.execute(text("ANALYZE"))
+        found = labelled.LabelledJobs(tx, label, names, "", labelled.ABOVE_ALL)
+        assert found.newest(None, 5) == ids[:5]
+        assert found.newest(ids[2], 70) == ids[3:73]
+        assert found.newest(ids[100], 70) == ids[101:]
+        assert labelled.LabelledJobs(tx, label, names, ids[50], ids[40]).newest(ids[45], 9) == ids[46:51]
+        assert labelled.LabelledJobs(tx, label, [], "", labelled.ABOVE_ALL).newest(None, 9) == []
+        explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
+        given = listed([{"tenant": "most", "below": ids[0]}])
+        query = text(f"{explained} {texts(Path(labelled.__file__).with_suffix('.sql'), database.dialect)['newest']}")
+        rows = tx.execute(query, {"label": label, "lines": given, "least": "", "most": "5"}).all()
+    plan = "\n".join(str(row[-1]) for row in rows)
+    index = "SEARCH found USING PRIMARY KEY (label=? AND tenant=? AND job_id>? AND job_id<?)"
+    assert (index if database.dialect == "sqlite" else "Index Only Scan Backward using pk_job_labels") in plan
 
 
 def test_a_page_looks_at_so_many_jobs_and_says_where_to_go_on(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "LOOKED_AT", 10)
     monkeypatch.setattr(matching, "_FIRST_LOOK", 4)
+    monkeypatch.setattr(matching, "LOOKED_FOR_S", 60)
     made = [new_job(job_id=job_id_at(number), tenant="a") for number in range(25)]
     jobs.submit_all([*made, new_job(job_id=job_id_at(100), pipeline=PipelineId("other", "d"))])
     ids = [each.job_id for each in made][::-1]
@@ -203,6 +236,8 @@ def test_a_page_looks_at_so_many_jobs_and_says_where_to_go_on(jobs: Jobs, monkey
     assert jobs.matching(wanted, 5, ids[9]) == ([], ids[19])
     assert jobs.matching(wanted, 5, ids[19]) == ([], None)
     assert jobs.list(wanted).next_cursor == ids[9]
+    monkeypatch.setattr(matching, "LOOKED_FOR_S", 0)
+    assert jobs.matching(wanted, 5) == ([], ids[3])
 
 
 def test_metadata_of_many_tenants_want_one_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

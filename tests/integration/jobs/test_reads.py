@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from omni_jobs.errors import InvalidRequest, ModelError, NotFound
+from omni_jobs.errors import InvalidRequest, ModelError, NotFound, WorkerLost
 from omni_jobs.identity import PipelineId
-from omni_jobs.jobs import JobFilter, Jobs, ProgressReport
-from omni_jobs.states import JobState
+from omni_jobs.jobs import JobFilter, Jobs, ProgressReport, Release, StepSeconds
+from omni_jobs.states import JobState, StageRunState
 from tests.integration.job_steps import (
     ANY_SCRIPT,
     claim,
@@ -75,6 +75,45 @@ def test_progress_is_shown_while_the_attempt_runs(jobs: Jobs) -> None:
     }
     release(jobs, [(claimed.stage_run_id, 1)], "w")
     assert jobs.get(submitted.job_id).stages[0].progress is None
+
+
+def test_an_attempt_says_how_long_its_steps_took(jobs: Jobs) -> None:
+    """While it runs, when it failed, when it was the last; and nothing of it stays with a retry."""
+    register(jobs, "w")
+    submitted = submit_one(jobs, new_job())
+
+    def steps() -> tuple[float | None, ...]:
+        stage = jobs.get(submitted.job_id).stages[0]
+        return stage.load_s, stage.run_s, stage.store_s
+
+    (claimed,) = claim(jobs, "w")
+    assert steps() == (None, None, None)
+    jobs.report_progress([ProgressReport(claimed.stage_run_id, 1, 3, 10, "tokens", load_s=0.25)])
+    assert steps() == (0.25, None, None)
+    fail(jobs, failed(claimed, "w", WorkerLost(), steps=StepSeconds(0.25, 1.5)))
+    assert steps() == (None, None, None)  # it waits again
+    [error] = jobs.get(submitted.job_id).stages[0].errors
+    assert (error.load_s, error.run_s, error.store_s) == (0.25, 1.5, None)
+    (claimed,) = claim(jobs, "w")
+    fail(jobs, failed(claimed, "w", ModelError(), steps=StepSeconds(0.125)))
+    assert steps() == (0.125, None, None)
+    jobs.retry(submitted.job_id)
+    assert steps() == (None, None, None)
+    (claimed,) = claim(jobs, "w")
+    jobs.report([done(claimed, "w", steps=StepSeconds(0.00004, 0.20006, 3))])
+    assert steps() == (0.0, 0.2001, 3.0)
+    [listed] = jobs.list(brief=True).jobs
+    assert listed.stages[0].run_s == 0.2001
+
+
+def test_a_job_that_is_stopped_keeps_how_long_its_steps_took(jobs: Jobs) -> None:
+    register(jobs, "w")
+    submitted = submit_one(jobs, new_job())
+    (claimed,) = claim(jobs, "w")
+    jobs.cancel(submitted.job_id)
+    jobs.report([Release(claimed.stage_run_id, 1, "w", steps=StepSeconds(0.5, 2.0))])
+    first = jobs.get(submitted.job_id).stages[0]
+    assert (first.status, first.load_s, first.run_s) == (StageRunState.CANCELLED, 0.5, 2.0)
 
 
 def test_text_of_any_script_comes_back_as_it_was(jobs: Jobs) -> None:

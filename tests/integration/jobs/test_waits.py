@@ -6,7 +6,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Detail, Jobs, SubmitResult
+from omni_jobs.jobs import Detail, Jobs, NewWorker, SubmitResult
 from omni_jobs.jobs.read import calibrate, line
 from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
@@ -53,11 +53,53 @@ def test_a_job_waits_for_its_turn_behind_those_of_its_own_tenant(jobs: Jobs) -> 
     assert waiting(jobs, last).position == 5
 
 
+def test_why_each_stage_waits_is_said_without_the_views_of_its_jobs(jobs: Jobs) -> None:
+    [job_id] = submit(jobs, tenant="a")
+    assert waiting(jobs, job_id).reason == "no_worker"
+    assert jobs.wait_reasons() == jobs.wait_reasons("a") == {("echo", "first"): "no_worker"}
+    assert jobs.wait_reasons("b") == {}
+    register(jobs, "w")
+    assert jobs.wait_reasons() == {("echo", "first"): "turn"}
+    claim(jobs, "w")
+    assert jobs.wait_reasons() == {}
+
+
 def test_a_running_job_waits_for_nothing(jobs: Jobs) -> None:
     register(jobs, "w")
     [job_id] = submit(jobs)
     claim(jobs, "w")
     assert jobs.get(job_id).waiting is None
+
+
+def test_an_engine_is_down_until_a_worker_serves_in_its_slot(jobs: Jobs, database: Database) -> None:
+    register(jobs, "w", slot="slot")
+    [job_id] = submit(jobs)
+    jobs.retire_worker("w")
+    assert (waiting(jobs, job_id).reason, jobs.down_engines()) == ("no_worker", {})
+    for worker_id in ("w2", "w3"):  # the second could not load it
+        jobs.register_worker(new_worker(worker_id, "slot"), 60.0, loading=True)
+        jobs.retire_worker(worker_id, engine_down=True)
+    found = waiting(jobs, job_id)
+    assert (found.reason, found.message) == (
+        "engine_down", "the engine of stage first is down, and no worker loads it yet",
+    )  # fmt: skip
+    assert jobs.down_engines() == {("echo", "first"): 1}
+    jobs.register_worker(new_worker("w4", "slot"), 60.0, loading=True)
+    found = waiting(jobs, job_id)
+    assert (found.reason, "loads it again" in found.message) == ("engine_down", True)
+    register(jobs, "other")
+    assert waiting(jobs, job_id).reason == "turn", "another worker serves"
+    jobs.retire_worker("other")
+    jobs.register_worker(new_worker("w4", "slot"), 60.0)
+    assert (waiting(jobs, job_id).reason, jobs.down_engines()) == ("turn", {})
+    jobs.retire_worker("w4", engine_down=True)
+    with database.begin() as tx:
+        tx.execute(text("UPDATE down_engines SET at = at - 3601"))
+    assert (waiting(jobs, job_id).reason, jobs.down_engines()) == ("no_worker", {}), "nobody came back in an hour"
+
+
+def new_worker(worker_id: str, slot: str) -> NewWorker:
+    return NewWorker(worker_id, slot, StageId(PipelineId("echo", "d"), "first"), "host", 1, 4, "1")
 
 
 def test_an_obstacle_is_named_rather_than_the_turn(jobs: Jobs, database: Database) -> None:

@@ -131,7 +131,8 @@ def assert_transitions(form: str, logs: dict[str, str], done: dict[str, Any], fa
         for message in ("job queued", "job in_progress", "job completed"):
             assert len([line for line in lines if f"{message}  job={done['id']}" in line]) == 1, message
         assert len([line for line in lines if "stage run succeeded" in line and done["id"] in line]) == 2
-        assert [line for line in lines if "[the-request]" in line and f"job queued  job={done['id']}" in line]
+        [queued] = [line for line in lines if f"job queued  job={done['id']}" in line]
+        assert queued.endswith(" request=the-request")
         return
     assert [line for line in lines if not line.startswith("{")] == []
     parsed = [json.loads(line) for line in lines]

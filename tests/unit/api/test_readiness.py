@@ -60,6 +60,20 @@ async def test_an_outcome_is_kept_for_a_second(part: Part) -> None:
     assert part.checks == 2
 
 
+async def test_the_last_outcome_is_there_without_waiting(part: Part) -> None:
+    clock = Clock()
+    checks = shared(part, clock)
+    part.error = BrokerUnavailable("away")
+    assert checks.last("part") is None
+    assert await checks.outcomes() == {"part": part.error}
+    assert checks.last("part") is part.error
+    clock.now += 1.0
+    part.open.clear()
+    assert checks.last("part") is part.error  # while the next check goes on
+    clock.now += PATIENCE_S
+    assert "no answer" in str(checks.last("part"))
+
+
 async def test_many_who_ask_at_once_share_a_check(part: Part) -> None:
     checks = shared(part, Clock())
     part.open.clear()

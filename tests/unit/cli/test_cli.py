@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,45 +36,9 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, list(arguments), input=stdin)
 
 
-COMMANDS = [
-    ["up"],
-    ["api"],
-    ["worker"],
-    ["rescuer"],
-    ["migrate"],
-    ["prune"],
-    ["submit"],
-    ["submit-bulk"],
-    ["status"],
-    ["watch"],
-    ["top"],
-    ["list"],
-    ["result"],
-    ["cancel"],
-    ["retry"],
-    ["fork"],
-    ["delete"],
-    ["events"],
-    ["pipelines"],
-    ["pipelines", "check"],
-    ["pipelines", "list"],
-    ["stages"],
-    ["stages", "list"],
-    ["stages", "pause"],
-    ["stages", "resume"],
-    ["keys"],
-    ["keys", "create"],
-    ["keys", "list"],
-    ["keys", "revoke"],
-    ["tenants"],
-    ["tenants", "create"],
-    ["tenants", "list"],
-    ["tenants", "set"],
-    ["tenants", "delete"],
-]
-
-
-GROUPS = (["pipelines"], ["keys"], ["tenants"], ["stages"])
+_ALL: Any = get_command(app).commands  # type: ignore[attr-defined]
+GROUPS = [[name] for name, each in _ALL.items() if hasattr(each, "commands")]
+COMMANDS = [[name] for name in _ALL] + [[name, each] for [name] in GROUPS for each in _ALL[name].commands]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -123,6 +88,7 @@ def test_help_imports_nothing_heavy() -> None:
     heavy = ("torch", "vllm", "sqlalchemy", "celery", "fastapi", "boto3", "numpy", "workers")
     code = f"""
 import sys
+import time
 from typer.testing import CliRunner
 from omni_jobs.cli import app
 CliRunner().invoke(app, ["--help"])
@@ -152,12 +118,12 @@ def test_check_names_file_line_and_field_of_every_wrong_file(tmp_path: Path) -> 
     assert "echo.yaml: ok" in result.output
 
 
-def test_check_refuses_two_files_of_one_name(tmp_path: Path) -> None:
+def test_check_refuses_two_files_of_one_version(tmp_path: Path) -> None:
     """As a start does, when they are in one directory."""
     shutil.copy(CONFIGS / "echo.yaml", tmp_path / "other.yaml")
     result = run("pipelines", "check", str(CONFIGS / "echo.yaml"), str(tmp_path / "other.yaml"))
     assert result.exit_code == 1
-    assert f"{tmp_path / 'other.yaml'}: name: {CONFIGS / 'echo.yaml'} has this name already" in result.output
+    assert f"{tmp_path / 'other.yaml'}: version: {CONFIGS / 'echo.yaml'} is version 1 of echo already" in result.output
 
 
 def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +220,7 @@ def test_wrong_usage(arguments: list[str], about: str) -> None:
 @pytest.mark.parametrize(("body", "about"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
 def test_a_body_that_is_none(body: str, about: str) -> None:
     result = run("submit", "--url", NOWHERE, "--body", "-", stdin=body)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert about in result.output
 
 
@@ -330,6 +296,18 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
     assert about in result.stderr
 
 
+def test_storage_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path / "data"))
+    for _ in range(2):
+        assert run("storage", "prepare").output.strip() == f"{(tmp_path / 'data/objects').as_uri()} takes objects"
+    monkeypatch.setenv("OMNI_JOBS_STORAGE_URL", "file:///proc/none")
+    begin = time.monotonic()
+    result = run("storage", "prepare", "--wait-for", "1.5")
+    assert result.exit_code == Exit.UNREACHABLE
+    assert time.monotonic() - begin >= 1.5
+    assert "asked again for up to 1.5 s" in result.stderr
+
+
 def test_prune_without_a_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATABASE_URL", f"sqlite:///{tmp_path / 'empty.sqlite'}")
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
@@ -342,10 +320,11 @@ def test_prune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", str(tmp_path))
     assert run("migrate").exit_code == 0
     result = run("prune", "--json")
-    assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions, 0 days, 0 acts gone")
+    assert run("prune").output.strip().endswith("0 objects, 0 orphans, 0 sessions, 0 days, 0 acts, 0 actions gone")
     assert set(json.loads(result.output)) == {
-        "payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans", "sessions", "days", "acts",
-    }  # fmt: skip
+        *("payloads", "inputs", "artifacts", "jobs", "events", "objects", "orphans"),
+        *("sessions", "days", "acts", "actions"),
+    }
 
 
 def test_the_module() -> None:

@@ -22,7 +22,9 @@ def made(modality: str, by: str) -> OutputView:
 
 PICTURES = PipelineView(
     name="pictures",
+    label="pictures",
     version="1",
+    digest="0123456789abcdef",
     description="",
     accepts=["text"],
     modalities=["image", "caption"],

@@ -18,7 +18,7 @@ from omni_jobs.cli.tables import (
     timeline,
 )
 from omni_jobs.stack.child import ChildState, ChildView
-from omni_jobs.views import CalibrationView, EventView, JobView, PipelineView, StageView
+from omni_jobs.views import CalibrationView, EventView, JobView
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -120,16 +120,11 @@ def test_a_job_that_waits_for_its_turn_says_for_how_long() -> None:
 
 
 def test_stages_tell_their_pauses_and_how_many_estimates_held() -> None:
-    views = [
-        StageView(name=name, kind="echo", inputs={}, parameters={}, paused_at=START if name == "b" else None)
-        for name in ("a", "b")
-    ]
-    pipeline = PipelineView(
-        name="p", version="1", description="", accepts=[], modalities=[], voices=[], stages=views, trouble=None
-    )
     held = CalibrationView(pipeline="p", stage="a", estimates=50, held=41, share=0.82)
     none = CalibrationView(pipeline="p", stage="b", estimates=0, held=0, share=None)
-    title, first, second = shown(stages_table([pipeline], [held, none])).splitlines()
+    title, first, second = shown(
+        stages_table({("p", "a"): None, ("p", "b"): START}, {("p", "a"): held, ("p", "b"): none})
+    ).splitlines()
     assert title.split("  ")[0] == "pipeline"
     assert first.split() == ["p", "a", "82%", "of", "50"]
     assert second.split()[:2] == ["p", "b"]

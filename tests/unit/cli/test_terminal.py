@@ -129,7 +129,7 @@ def test_no_printer_lets_a_terminal_be_steered(terminal: Terminal, printer: Call
 
 def test_no_wrong_usage_lets_a_terminal_be_steered(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may name what a server serves: pipelines, stages, modalities."""
-    names = (PipelineView.model_construct(name=EVIL), PipelineView.model_construct(name="two"))
+    names = [PipelineView.model_construct(name=name, label=name) for name in (EVIL, "two")]
     monkeypatch.setattr("omni_jobs.client.Client.pipelines", lambda _: names)
     terminal.begin()
     with pytest.raises(SystemExit):

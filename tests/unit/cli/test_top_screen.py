@@ -82,7 +82,7 @@ def cells(lines: list[str], first: str) -> list[str]:
 def test_a_stage_says_why_it_does_not_get_on_and_those_that_stand_still_come_first() -> None:
     stages = [*STATUS["stages"], load("full-stop", queued=2, workers=1, slots=4, paused=True)]  # type: ignore[misc]
     stages += [load("unclaimed", queued=1, workers=1, slots=4)]
-    stages += [load("starting", queued=1)]
+    stages += [load("starting", queued=1), load("drained", queued=1, drained=2), load("broken", queued=1, down=1)]
     loads = {"reason": "loading_model", "stage": "starting", "pipeline_version": "1", "pipeline_digest": "d"}
     waiting = job(30, "queued", stage("starting", "queued"), waiting={**loads, "message": "m"})
     lines = shown(99, {**STATUS, "stages": stages, "recent": [waiting]}, parts=[TopPart.OVERVIEW])
@@ -92,6 +92,8 @@ def test_a_stage_says_why_it_does_not_get_on_and_those_that_stand_still_come_fir
         ("full-stop", "paused"),
         ("unclaimed", "waiting"),
         ("starting", "loads the model"),
+        ("drained", "drained"),
+        ("broken", "engine down"),
         ("thinker", "full"),
         ("talker", "at work"),
         ("idle", "idle"),

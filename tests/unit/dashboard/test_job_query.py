@@ -36,7 +36,11 @@ def test_the_next_page_keeps_the_filter_and_an_action_is_of_no_page() -> None:
     asked = query(f"pipeline=echo&cursor={JOB}")
     assert (asked.cursor, asked.text(), asked.text(JOB)) == (JOB, "pipeline=echo", f"pipeline=echo&cursor={JOB}")
     assert asked.to_act(dry_run=True).cursor is None
-    assert asked.to_act(cursor=JOB).cursor == JOB
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", 5.0), ("&created_before=4", 4.0), ("&created_before=6", 5.0)])
+def test_an_action_is_of_no_job_that_came_after_its_preview(text: str, expected: float) -> None:
+    assert query(f"pipeline=echo{text}").to_act(before=5.0).created_before == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,18 @@ import numpy as np
 
 from omni_jobs.errors import Fenced, OmniJobsError, StageError
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Claim, Claims, Completion, Failure, NewWorker, Outcome, ProgressReport, Release, Report
+from omni_jobs.jobs import (
+    Claim,
+    Claims,
+    Completion,
+    Failure,
+    NewWorker,
+    Outcome,
+    ProgressReport,
+    Release,
+    Report,
+    StepSeconds,
+)
 from omni_jobs.observers import Observers
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.priority import Priority
@@ -71,6 +82,7 @@ class RecordingLedger:
         self.reports: list[tuple[Any, ...]] = []
         self.failures: list[OmniJobsError] = []
         self.device_s: list[float] = []  # of the reports
+        self.steps: list[StepSeconds | None] = []  # of the reports
         self.progress: list[ProgressReport] = []
         self.wins = True
         self.fenced = False
@@ -103,6 +115,7 @@ class RecordingLedger:
     async def report(self, report: Report) -> Outcome:
         self._answer(*as_told(report))
         self.device_s.append(report.device_s)
+        self.steps.append(report.steps)
         if isinstance(report, Failure):
             self.failures.append(report.error)
         return Outcome(won=self.wins or not isinstance(report, Completion))
@@ -110,6 +123,7 @@ class RecordingLedger:
     def give_up(self, reports: Sequence[Report]) -> Sequence[asyncio.Future[Outcome]]:
         self.reports += [as_told(report) for report in reports]
         self.device_s += [report.device_s for report in reports]
+        self.steps += [report.steps for report in reports]
         try:
             answers = [asyncio.get_running_loop().create_future() for _ in reports]
         except RuntimeError:  # of another thread, which waits for no answer

@@ -41,6 +41,12 @@ async def test_every_end_says_what_was_had_of_the_devices(bench: Bench) -> None:
     assert ends == [("complete", 1), ("fail", 2), ("release", 3), ("fail", 4)]
     assert all(seconds > 0 for seconds in bench.ledger.device_s)
     assert [bench.llm.device_time.of(each) for each in (1, 2, 3)] == [0, 0, 0]
+    completed, *others = bench.ledger.steps
+    assert completed is not None
+    assert None not in completed
+    for steps in others:  # they ended while they ran
+        assert steps is not None
+        assert [seconds is None for seconds in steps] == [False, False, True]
 
 
 async def test_a_stage_without_a_model_has_no_device(bench: Bench) -> None:

@@ -1,8 +1,14 @@
-"""JSON in payloads means the same to every Python."""
+"""JSON in payloads means the same to every Python, and to both of the parsers that read it."""
 
+import json
+
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_jobs.errors import PayloadCorrupt, PayloadTooLarge
+from omni_jobs.payloads import header_json
 from omni_jobs.payloads.header_json import load
 
 
@@ -31,3 +37,51 @@ def test_what_is_deep_and_malformed_is_deep() -> None:
 def test_many_that_are_not_deep_are_taken() -> None:
     assert load("[" + ",".join([" []"] * 2_000) + "]", "header") == [[]] * 2_000
     assert load('"' + "[" * 20_000 + '"', "header") == "[" * 20_000
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+PIECES = [
+    "{}",
+    "[]",
+    '{"a":1}',
+    '{"a":1,"a":2}',
+    "-0",
+    "-0.0",
+    "1e999",
+    "1.0e2",
+    "1E2",
+    "NaN",
+    '"\\ud800"',
+    '"\\u0061"',
+    " ",
+]
+
+
+def outcome(read: object, text: str | bytes) -> object:
+    try:
+        return repr(read(text, "header"))  # type: ignore[operator]
+    except (PayloadCorrupt, PayloadTooLarge) as error:
+        return type(error), error.message
+
+
+@given(VALUES, st.lists(st.sampled_from(PIECES), max_size=3), st.booleans())
+def test_what_the_quick_parser_takes_the_strict_one_takes_alike(
+    value: object, pieces: list[str], compact: bool
+) -> None:
+    separators = (",", ":") if compact else None
+    for ensure_ascii in (True, False):
+        text = json.dumps([value], separators=separators, ensure_ascii=ensure_ascii)
+        text = text[:-1] + "".join("," + piece for piece in pieces) + "]"
+        for each in (text, text.encode(errors="surrogatepass"), text + "  "):
+            assert outcome(load, each) == outcome(header_json._load_strictly, each)
+
+
+def test_what_our_writer_wrote_is_read_by_the_quick_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header_json, "_load_strictly", None)
+    value = {"a": [1, -1.5, None, True, "é🙂\n", 2**64 - 1], "b": {"c": {}}}
+    text = header_json.dump(value, "header")
+    assert load(text, "header") == load(text.encode().ljust(80), "header") == orjson.loads(text) == value

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from omni_jobs.errors import ConfigError, NotFound
-from omni_jobs.pipelines.loader import load_pipeline, load_pipelines
+from omni_jobs.pipelines.loader import load_pipeline, load_pipelines, version_order
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.settings import Settings
 from tests.stage_configs import with_remote
@@ -405,11 +405,53 @@ def test_an_empty_or_unreadable_file_is_refused(tmp_path: Path) -> None:
         load_pipeline(tmp_path / "latin.yaml")
 
 
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_files_of_one_version_are_refused(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     (tmp_path / "other.yaml").write_text(GOOD, encoding="utf-8")
-    with pytest.raises(ConfigError, match="has this name already"):
+    with pytest.raises(ConfigError, match=r"is version 1 of \w+ already: raise the version of one") as caught:
         load_pipelines(tmp_path)
+    assert caught.value.field == "version"
+
+
+def test_several_versions_stand_beside_each_other(tmp_path: Path) -> None:
+    for version in ("10", "9", "2.1"):
+        (tmp_path / f"v{version}.yaml").write_text(GOOD.replace('"1"', f'"{version}"'), encoding="utf-8")
+    known = load_pipelines(tmp_path)
+    name = "duo"
+    assert set(known) == {name, f"{name}@9", f"{name}@2.1"}
+    assert [each.version for each in known.versions(name)] == ["10", "9", "2.1"]
+    assert known.named(name) is known.named(f"{name}@10") is known[name]
+    assert known.find(f"{name}@3") is None
+    newest, older = known[name], known[f"{name}@9"]
+    assert [each.queue(next(iter(each.stages))).partition(".")[0] for each in (newest, older)] == [name, f"{name}@9"]
+    assert len({each.digest for each in known.values()}) == 3
+    assert known.of(older.id) is older
+    assert known.of(older.id._replace(digest="0" * 16)) is None
+    assert known.version_or_newest(name, "9") is older
+    assert known.version_or_newest(name, "8") is newest
+    assert list(known.served([name])) == [name, f"{name}@9", f"{name}@2.1"]
+    alone = known.served([f"{name}@9"])
+    assert list(alone) == [f"{name}@9"]
+    assert alone.named(name) is older, "the newest that is served"
+    with pytest.raises(NotFound, match=f"unknown pipeline '{name}@8'"):
+        known.named(f"{name}@8")
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        ["1", "2", "10"],
+        ["1.9", "1.10"],
+        ["1", "1.0", "1.0.1"],
+        ["2024-05-01", "2024-11-01"],
+        ["a1", "a2", "a10"],
+        ["2.0-rc1", "2.0-rc2", "2.0", "2.0.1"],
+        ["1-0", "1.0"],
+    ],
+)
+def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
+    shuffled = versions[::-1]
+    assert sorted(shuffled, key=version_order) == versions
 
 
 def test_a_directory_that_gives_no_files_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:

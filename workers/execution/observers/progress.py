@@ -34,6 +34,7 @@ class ProgressReports(RunObserver):
                 progress.text,
                 picture=picture,
                 resumed_at=progress.resumed_at,
+                load_s=times.loaded_s,
             )
         )
 

@@ -36,14 +36,16 @@ class RunMetrics(RunObserver):
         """Note the end, and how long the steps took that the attempt came through."""
         self._has_token.discard(claim.stage_run_id)
         self._metrics.end(result.kind if result.error is None else type(result.error).code)
-        before = 0.0
-        for step, after in (("load", times.loaded_s), ("run", times.ran_s), ("store", times.stored_s)):
-            if after is None:
-                return
-            self._metrics.observe(step, after - before)
-            before = after
-            if step == "load" and claim.upstream:
-                self._metrics.load(sum(_size(each) for each in claim.upstream.values()))
+        if times.loaded_s is None:
+            return
+        self._metrics.observe("load", times.loaded_s)
+        if claim.upstream:
+            self._metrics.load(sum(_size(each) for each in claim.upstream.values()))
+        if times.ran_s is None:
+            return
+        self._metrics.observe("run", times.ran_s - times.loaded_s)
+        if times.stored_s is not None:
+            self._metrics.observe("store", times.stored_s - times.ran_s)
 
 
 def _size(payload: ObjectRef | bytes | None) -> int:

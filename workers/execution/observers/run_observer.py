@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from omni_jobs.errors import OmniJobsError
-from omni_jobs.jobs import Claim, Completion
+from omni_jobs.jobs import Claim, Completion, StepSeconds
 from omni_jobs.observers import Observers
 from omni_jobs.states import StageRunState
 from workers.stages.types import Progress
@@ -27,6 +27,16 @@ class StepTimes:
     def since_claim(self) -> float:
         """Return the seconds since the claim, now."""
         return time.monotonic() - self.clock_s
+
+    def steps(self) -> StepSeconds:
+        """Return the seconds of each step that was begun, until now for the one that goes on."""
+        now_s = self.since_claim()
+        if self.loaded_s is None:
+            return StepSeconds(now_s)
+        if self.ran_s is None:
+            return StepSeconds(self.loaded_s, now_s - self.loaded_s)
+        stored_s = now_s if self.stored_s is None else self.stored_s
+        return StepSeconds(self.loaded_s, self.ran_s - self.loaded_s, stored_s - self.ran_s)
 
 
 class RunResult(NamedTuple):

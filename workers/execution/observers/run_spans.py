@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from omni_jobs.jobs import Claim, Completion
 from omni_jobs.logs.line_filter import clean
 from omni_jobs.tracing import attributes
-from omni_jobs.tracing.spans import EndedSpan, attempt_span
-from omni_jobs.tracing.traceparent import new_traceparent
+from omni_jobs.tracing.spans import EndedSpan, Value, attempt_span
 from workers.execution.observers.run_observer import RunObserver, RunResult, StepTimes
 
 if TYPE_CHECKING:
@@ -47,53 +46,71 @@ class RunSpans(RunObserver):
         if result.error is not None:
             error = {"code": result.error.code, "message": clean(result.error.message)}
         own = attempt_span(job, claim.stage_run_id, claim.attempt)
-        steps = list(_steps(claim, times))
-        for name, began, ended in steps[:-1]:
-            if ended - began >= _SHORTEST_S:
-                self._spans.send(EndedSpan(name, new_traceparent(own), own, began, ended))
-        name, began, ended = steps[-1]
-        if error is not None or ended - began >= _SHORTEST_S:
-            self._spans.send(EndedSpan(name, new_traceparent(own), own, began, ended, error=error))
         links = [attempt_span(job, claim.stage_run_id, claim.attempt - 1)] if claim.attempt > 1 else []
-        known = self._attributes(claim, result, completion)
-        known |= {attributes.STEPS[name]: round(ended - began, 6) for name, began, ended in steps}
-        _, began, _ = steps[0]
-        _, _, ended = steps[-1]
-        self._spans.send(EndedSpan(f"stage run {claim.stage}", own, job, began, ended, "consumer", known, links, error))
-
-    def _attributes(
-        self, claim: Claim, result: RunResult, completion: Completion | None
-    ) -> dict[str, str | int | float | list[str]]:
-        parameters = claim.request.get("parameters", {}).get(claim.stage, {})
-        known: dict[str, str | int | float | list[str]] = {
+        known: dict[str, Value] = {
             attributes.JOB: claim.job_id,
             attributes.STAGE_RUN: claim.stage_run_id,
-            attributes.STAGE: claim.stage,
-            attributes.ATTEMPT: claim.attempt,
-            attributes.WORKER: self._worker_id,
-            attributes.RESULT: result.kind,
-            **attributes.of_request(claim.pipeline, claim.seed, parameters),
+            attributes.SEED: claim.seed,
         }
+        if parameters := claim.request.get("parameters"):
+            known |= attributes.of_parameters(parameters.get(claim.stage, {}))
+        finish_reason = None
         if completion is not None:
-            made = {name: completion.made[key] for key, name in attributes.MADE.items() if key in completion.made}
-            known |= {**made, attributes.PAYLOAD_BYTES: completion.payload_bytes}
-            if completion.finish_reason is not None:
-                known[attributes.FINISH_REASONS] = [completion.finish_reason]
-        return known
+            finish_reason = completion.finish_reason
+            known[attributes.PAYLOAD_BYTES] = completion.payload_bytes
+            known |= {attributes.MADE[name]: made for name, made in completion.made.items() if name in attributes.MADE}
+        steps = _steps(claim, times)
+        for name, began, ended in steps:
+            known[attributes.STEPS[name]] = ended - began
+        _, began, _ = steps[0]
+        last, _, ended = steps[-1]
+        shown = [each for each in steps if each[2] - each[1] >= _SHORTEST_S or (error is not None and each[0] == last)]
+        span = EndedSpan(
+            f"stage run {claim.stage}",
+            own,
+            job,
+            began,
+            ended,
+            "consumer",
+            known,
+            _labels(claim.pipeline, claim.stage, claim.attempt, self._worker_id, result.kind, finish_reason),
+            links,
+            shown,
+            error,
+        )
+        self._spans.send(span)
 
 
-def _steps(claim: Claim, times: StepTimes) -> Iterator[tuple[str, float, float]]:
-    """Yield the steps that the attempt took: name, begin and end in seconds since 1970.
+@lru_cache(256)
+def _labels(
+    pipeline: str, stage: str, attempt: int, worker_id: str, result: str, finish_reason: str | None
+) -> tuple[tuple[str, Value], ...]:
+    """Return the attributes that an attempt has in common with others."""
+    labels: dict[str, Value] = {
+        attributes.STAGE: stage,
+        attributes.ATTEMPT: attempt,
+        attributes.WORKER: worker_id,
+        attributes.RESULT: result,
+        attributes.OPERATION: "generate_content",
+        attributes.PROVIDER: "omni_jobs",
+        attributes.MODEL: pipeline,
+    }
+    if finish_reason is not None:
+        labels[attributes.FINISH_REASONS] = (finish_reason,)
+    return tuple(labels.items())
+
+
+def _steps(claim: Claim, times: StepTimes) -> list[tuple[str, float, float]]:
+    """Return the steps that the attempt took: name, begin and end in seconds since 1970.
 
     The queue lasted as long as the database's clock says, and all else is by this host's.
     """
-    at = times.claimed_at
-    yield "queue", at - claim.waited_s, at
+    at = claimed_at = times.claimed_at
+    steps = [("queue", at - claim.waited_s, at)]
     ended = at + times.ended_s if times.ended_s is not None else time.time()
     for name, passed in (("load", times.loaded_s), ("run", times.ran_s), ("store", times.stored_s)):
         if passed is None:
-            yield name, at, ended
-            return
-        yield name, at, times.claimed_at + passed
-        at = times.claimed_at + passed
-    yield "record", at, ended
+            return [*steps, (name, at, ended)]
+        steps.append((name, at, claimed_at + passed))
+        at = claimed_at + passed
+    return [*steps, ("record", at, ended)]

@@ -3,7 +3,7 @@
 Pictures that a job edits are encoded by the language model's vision tower and by the VAE.
 """
 
-from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.declarations import CardMemory, ComponentDeclaration, Family, ProcessorDeclaration
 from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField, ValueField
 
 _HERE = "workers.models.glm_image"
@@ -37,6 +37,7 @@ IMAGE_TOKENS = Flow(
 )
 """A picture of this size in pixels as tokens of a codebook, row by row; each stands for 32 x 32 pixels."""
 
+_PICTURE_TOKENIZER = ("vision_language_encoder/model.visual.", "vision_language_encoder/model.vqmodel.")
 _LATENTS = {"latents": Dialect("glm_image", {"channels": 16})}
 
 GLM_IMAGE = Family(
@@ -46,12 +47,19 @@ GLM_IMAGE = Family(
             produces=frozenset({"source_pictures"}),
             parameters=_NO_PARAMETERS,
             implementation=f"{_HERE}.encode:load_encode",
+            memory=CardMemory((*_PICTURE_TOKENIZER, "vae/"), auto_bytes=4, work_bytes=4 * 10**9),
         ),
         "generate": ComponentDeclaration(
             "ar",
             produces=frozenset({"image_tokens"}),
             parameters=f"{_HERE}.parameters:GenerateParameters",
             implementation=f"{_HERE}.ar_component:GENERATE",
+            memory=CardMemory(
+                ("vision_language_encoder/",),
+                _PICTURE_TOKENIZER,
+                context=("vision_language_encoder/config.json", "text_config"),
+                work_bytes=4 * 10**9,
+            ),
         ),
         "denoise": ComponentDeclaration(
             "diffusion",
@@ -61,6 +69,7 @@ GLM_IMAGE = Family(
             implementation=f"{_HERE}.denoise:load_denoise",
             resumable=True,
             dialects=_LATENTS,
+            memory=CardMemory(("transformer/", "text_encoder/"), work_bytes=3 * 10**9),
         ),
         "decode": ComponentDeclaration(
             "diffusion",
@@ -69,6 +78,7 @@ GLM_IMAGE = Family(
             parameters=_NO_PARAMETERS,
             implementation=f"{_HERE}.vae:load_decoder",
             dialects=_LATENTS,
+            memory=CardMemory(("vae/",), auto_bytes=4, work_bytes=4 * 10**9),
         ),
     },
     prompts=f"{_HERE}.prompts:GlmImagePromptRenderer",

@@ -1,6 +1,6 @@
 """The family ``qwen2_5_omni``: thinker and talker on vLLM, and code2wav, a diffusion transformer with a vocoder."""
 
-from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.declarations import CardMemory, ComponentDeclaration, Family, ProcessorDeclaration
 from omni_jobs.pipelines.flows import Dialect
 
 _HERE = "workers.models.qwen2_5_omni"
@@ -18,6 +18,11 @@ QWEN2_5_OMNI = Family(
             produces=frozenset({"text", "hidden_states"}),
             implementation=f"{_HERE}.ar_components:THINKER",
             dialects={"hidden_states": _OURS},
+            memory=CardMemory(
+                weights=("thinker.",),
+                context=("config.json", "thinker_config", "text_config"),
+                work_bytes=5_900_000_000,
+            ),
         ),
         "talker": ComponentDeclaration(
             "ar",
@@ -26,6 +31,7 @@ QWEN2_5_OMNI = Family(
             parameters=_TOKENS,
             implementation=f"{_HERE}.ar_components:TALKER",
             dialects={"hidden_states": _OURS, "codes": _OURS},
+            memory=CardMemory(weights=("talker.",), context=("config.json", "talker_config"), work_bytes=2_100_000_000),
         ),
         "code2wav": ComponentDeclaration(
             "diffusion",
@@ -36,6 +42,7 @@ QWEN2_5_OMNI = Family(
             implementation=f"{_HERE}.code2wav:load_code2wav",
             resumable=True,
             dialects={"codes": _OURS},
+            memory=CardMemory(weights=("token2wav.",), auto_bytes=4, work_bytes=4_300_000_000),
         ),
     },
     prompts=f"{_HERE}.prompts:QwenOmniPromptRenderer",

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from omni_jobs.pipelines.declarations import ComponentDeclaration, Family, ProcessorDeclaration
+from omni_jobs.pipelines.declarations import CardMemory, ComponentDeclaration, Family, ProcessorDeclaration
 from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField, ValueField
 
 _HERE = "workers.models.qwen_image"
@@ -25,6 +25,11 @@ names no size.
 
 _LATENTS = {"latents": Dialect("qwen_image", {"channels": 16})}  # of both families, whose VAE is one
 
+_HEAD = ("text_encoder/lm_head.",)
+_VISION = ("text_encoder/visual.", "text_encoder/model.visual.")
+_TEXT_CONFIG = ("text_encoder/config.json",)
+_DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9)
+
 _DECODE = ComponentDeclaration(
     "diffusion",
     produces=frozenset({"pixels"}),
@@ -33,6 +38,7 @@ _DECODE = ComponentDeclaration(
     parameters="omni_jobs.pipelines.parameters:StageParameters",
     implementation=f"{_HERE}.vae:load_decoder",
     dialects=_LATENTS,
+    memory=CardMemory(("vae/",), auto_bytes=4, work_bytes=6 * 10**9),
 )
 _LATENTS2PIXELS = ProcessorDeclaration(
     "workers.models.pictures.latents2pixels:Latents2PixelsProcessor", "diffusion", consumes=frozenset({"latents"})
@@ -41,7 +47,10 @@ _LATENTS2PIXELS = ProcessorDeclaration(
 QWEN_IMAGE = Family(
     components={
         "encode": ComponentDeclaration(
-            "pooling", produces=frozenset({"embeds"}), implementation=f"{_HERE}.encoder:ENCODER"
+            "pooling",
+            produces=frozenset({"embeds"}),
+            implementation=f"{_HERE}.encoder:ENCODER",
+            memory=CardMemory(("text_encoder/",), (*_HEAD, *_VISION), context=_TEXT_CONFIG, work_bytes=4 * 10**9),
         ),
         "denoise": ComponentDeclaration(
             "diffusion",
@@ -52,6 +61,7 @@ QWEN_IMAGE = Family(
             implementation=f"{_HERE}.denoiser:load_denoiser",
             resumable=True,
             dialects=_LATENTS,
+            memory=_DENOISE_MEMORY,
         ),
         "decode": _DECODE,
     },
@@ -74,7 +84,10 @@ QWEN_IMAGE = Family(
 QWEN_IMAGE_EDIT = Family(
     components={
         "encode": ComponentDeclaration(
-            "pooling", produces=frozenset({"embeds"}), implementation=f"{_HERE}.encoder:EDIT_ENCODER"
+            "pooling",
+            produces=frozenset({"embeds"}),
+            implementation=f"{_HERE}.encoder:EDIT_ENCODER",
+            memory=CardMemory(("text_encoder/",), _HEAD, context=_TEXT_CONFIG, work_bytes=4 * 10**9),
         ),
         "sources": ComponentDeclaration(
             "diffusion",
@@ -82,6 +95,7 @@ QWEN_IMAGE_EDIT = Family(
             dtypes=_DTYPES,
             parameters=f"{_HERE}.parameters:SourcesParameters",
             implementation=f"{_HERE}.source_encoder:load_source_encoder",
+            memory=CardMemory(("vae/",), auto_bytes=4, work_bytes=3 * 10**9),
         ),
         "denoise": ComponentDeclaration(
             "diffusion",
@@ -92,6 +106,7 @@ QWEN_IMAGE_EDIT = Family(
             implementation=f"{_HERE}.denoiser:load_editor",
             resumable=True,
             dialects=_LATENTS,
+            memory=_DENOISE_MEMORY,
         ),
         "decode": _DECODE,
     },

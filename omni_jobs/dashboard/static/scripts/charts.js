@@ -1,6 +1,6 @@
 // The charts of the overview, which uPlot draws of the values that stand in the page.
 
-const HEIGHT = 150;
+const HEIGHT = 160;
 const drawn = new Map();  // by the element in which a chart stands
 
 function lines() {
@@ -30,10 +30,11 @@ function options(figure, width) {
     width,
     height: HEIGHT,
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    padding: [6, 10, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } },
     scales: { y: { range: (chart, least, most) => [0, most > 0 ? most * 1.08 : 1] } },
-    axes: [{ ...axis, space: 70, values: (chart, at, _, space, step) => at.map((each) => tick(each, step)) }, { ...axis, size: 52 }],
+    axes: [{ ...axis, space: 70, size: 26, values: (chart, at, _, space, step) => at.map((each) => tick(each, step)) }, { ...axis, space: 26, size: 44 }],
     series: [{}, ...lines().map((line) => ({ ...line, width: 1.5, points: { size: 3 } }))],
     hooks: { setCursor: [(chart) => tell(figure.querySelector("output"), chart)] },
   };

@@ -6,11 +6,13 @@ const note = document.getElementById("freshness");
 const late = new Map();  // by each part whose answer has not come: its timer
 const old = new Set();  // parts
 
-function tell(part, isOld) {
+// Say that a part of the page, an element, is old, or no longer.
+export function tell(part, isOld) {
   if (isOld) old.add(part);
   else old.delete(part);
-  if (note) note.hidden = old.size === 0;
-  document.body.classList.toggle("old", old.size > 0);
+  const isAny = [...old].some((each) => each.isConnected);
+  if (note) note.hidden = !isAny;
+  document.body.classList.toggle("old", isAny);
 }
 
 // The part of the page that this request polls for; null: it is another request.

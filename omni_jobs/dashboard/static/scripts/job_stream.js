@@ -1,7 +1,9 @@
 // The page of an open job: it listens to the job's events, lets its text grow, and is drawn anew when something changes.
 
-const note = document.getElementById("freshness");
+import { tell } from "./freshness.js";
+
 const DRAW_MS = 2000;
+const LOOK_MS = 10000;  // why a job waits changes without an event, and a database that is away sends none
 const FRESH_MS = 1100;  // the server keeps what it has rendered for a second
 const AGAIN_MS = 3000;
 
@@ -29,10 +31,7 @@ function drawEnd() {
   draw(0);
 }
 
-function isOld(is) {
-  note.hidden = !is;
-  document.body.classList.toggle("old", is);
-}
+function isOld(is) { tell(document.body, is); }  // as far as the stream tells
 
 // Positions count characters, as the server does, and not the two units that JavaScript has for some.
 function have(pre) { return [...pre.textContent].length; }
@@ -90,9 +89,18 @@ function listen() {
   }
   its.addEventListener("error", () => {
     if (its !== stream) return;
+    const isRefused = its.readyState === EventSource.CLOSED;  // by an answer, of which the browser tells nothing
     isOld(true);
     listenAgain(AGAIN_MS);
+    if (isRefused) lookWhy();
   });
+}
+
+// Who has to sign in anew is led there, and of a job that is gone the page says so.
+async function lookWhy() {
+  const answer = await fetch(page.getAttribute("hx-get"), { headers: { "HX-Request": "true" } }).catch(() => null);
+  if (answer?.status === 401) location.assign(answer.headers.get("HX-Redirect"));
+  else if (answer?.status === 404) location.reload();
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -111,6 +119,7 @@ function follow() {
   drawing = null;
   missed = null;
   isBehind = false;
+  isOld(false);
   page = found;
   textFrom = head()?.dataset.textFrom ?? "";
   if (!page) return;
@@ -118,5 +127,6 @@ function follow() {
   listen();
 }
 
+setInterval(() => { if (head()?.dataset.final === "no") draw(0); }, LOOK_MS);
 document.addEventListener("htmx:after:swap", follow);  // another job may stand there
 follow();

@@ -1,0 +1,41 @@
+"""``examine``: all examinations one after the other, of which none ends another."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final
+
+from omni_jobs.doctor import host, models, services
+from omni_jobs.doctor.finding import Finding
+from omni_jobs.errors import OmniJobsError
+from omni_jobs.settings import Settings
+
+EXAMINATIONS: Final[Mapping[str, Callable[[Settings], Iterator[Finding]]]] = {
+    "settings": host.settings_,
+    "database": services.database,
+    "broker": services.broker,
+    "storage": services.storage,
+    "files": host.files,
+    "disk": host.disk,
+    "cards": host.cards,
+    "pipelines": models.pipelines,
+}
+"""The examinations by name, in their order."""
+
+_REMEDIES: Final = {
+    "database": "start it, or correct OMNI_JOBS_DATABASE_URL; a new database is made by omni-jobs migrate",
+    "broker": "start it, or correct OMNI_JOBS_BROKER_URL",
+    "storage": "start it, or correct OMNI_JOBS_STORAGE_URL; omni-jobs storage prepare makes the bucket or directory",
+    "pipelines": "correct OMNI_JOBS_STAGE_CONFIGS, OMNI_JOBS_PIPELINES or the file: omni-jobs pipelines check",
+    "cards": "restart the host if its driver was just updated: docs/operations/gpus.md",
+}
+
+
+def examine(settings: Settings, names: Collection[str] = tuple(EXAMINATIONS)) -> Iterator[Finding]:
+    """Yield what the examinations of these names find, as they find it. What one raises is an error it found."""
+    for name in EXAMINATIONS:
+        if name not in names:
+            continue
+        try:
+            yield from EXAMINATIONS[name](settings)
+        except (OmniJobsError, OSError) as error:
+            message, *_ = str(error).splitlines()  # a driver adds advice of its own
+            yield Finding(about=name, state="error", message=message, remedy=_REMEDIES.get(name))

@@ -1,0 +1,98 @@
+"""The pipelines that are served: their files, their checkpoints on this host, and what these want of a card."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from omni_jobs.cards import cards_of_host, divided, need_of
+from omni_jobs.doctor.finding import Finding
+from omni_jobs.errors import ConfigError, OmniJobsError
+from omni_jobs.pipelines.loader import Pipelines, load_pipelines
+from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.prompts.renderers import Renderers, checkpoint_of
+from omni_jobs.settings import Settings
+
+_NAME_IT = "name its checkpoint (OMNI_JOBS_MODELS), or the pipelines that are served (OMNI_JOBS_PIPELINES)"
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.onnx")
+
+
+def pipelines(settings: Settings) -> Iterator[Finding]:
+    """Look at each pipeline. Raises ConfigError for a file with which no process would start."""
+    served = load_pipelines(settings.resolved_stage_configs).served(settings.pipelines)
+    renderers = Renderers(settings)
+    cards: list[int] = []
+    with suppress(ConfigError):  # a driver that fails is what the examination of the cards finds
+        cards = [card.total_bytes for card in cards_of_host()]
+    for name in served:
+        yield _of_pipeline(served, name, renderers, settings, cards)
+
+
+def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: Settings, cards: list[int]) -> Finding:
+    """``cards``: the bytes of memory of each of this host's cards; none: no stage runs on one here."""
+    pipeline = served[name]
+    broken = served.broken(name) or served.refusal(name)
+    if broken is not None:
+        return Finding(about=name, state="error", message=str(broken), remedy="correct the file, or the plug-in")
+    weights = _weights(pipeline, settings.models)
+    try:
+        renderers.of(pipeline)
+    except OmniJobsError as error:
+        is_asked_for = name in (settings.pipelines or ()) or name in settings.models  # else all files are served
+        return Finding(about=name, state="error" if is_asked_for else "warning", message=str(error), remedy=_NAME_IT)
+    lacking = [stage for stage, size in weights.items() if size is None]
+    if lacking:
+        message = f"this host has no checkpoint of {', '.join(lacking)}, so none of its workers starts here"
+        return Finding(about=name, state="warning", message=message, remedy=_NAME_IT)
+    sizes = {stage: size for stage, size in weights.items() if size}
+    parts = ", ".join(f"{stage} {_size(size)}" for stage, size in sizes.items())
+    message = f"takes jobs; weights: {parts}" if parts else "takes jobs, without weights"
+    homeless = _homeless(pipeline, settings.models, cards) if cards else []
+    if homeless:
+        return Finding(
+            about=name,
+            state="warning",
+            message=f"the cards here have no room for {', '.join(homeless)} beside its other stages",
+            remedy=f"omni-jobs pipelines fit {name} shows what each wants; see docs/operations/gpus.md",
+            figures=sizes,
+        )
+    return Finding(about=name, state="ok", message=message, figures=sizes)
+
+
+def _homeless(pipeline: Pipeline, models: Mapping[str, Path], cards: list[int]) -> list[str]:
+    """Return the stages for which these cards have no room; none where a checkpoint cannot be read."""
+    needs = []
+    for stage in pipeline.stages.values():
+        directory = checkpoint_of(pipeline, stage, models)
+        try:
+            need = None if directory is None else need_of(pipeline, stage, directory)
+        except ConfigError:  # its form is another's business: a GGUF file, a checkpoint of a plug-in
+            return []
+        if need is not None:
+            needs.append(need)
+    return [place.need.stage for place in divided(needs, cards) if not place.cards]
+
+
+def _weights(pipeline: Pipeline, models: Mapping[str, Path]) -> dict[str, int | None]:
+    """Return the bytes of the files of weights in the checkpoint of each stage that has a model; None: it is not here.
+
+    Stages may share one.
+    """
+    found: dict[str, int | None] = {}
+    for name, stage in pipeline.stages.items():
+        if stage.model is not None:
+            directory = checkpoint_of(pipeline, stage, models)
+            is_here = directory is not None and directory.is_dir()
+            found[name] = _bytes(directory) if is_here and directory is not None else None
+    return found
+
+
+def _bytes(directory: Path) -> int:
+    size = 0
+    for file in (each for kind in _WEIGHTS for each in directory.rglob(kind)):
+        with suppress(FileNotFoundError):  # a link out of the directory, which dangles in a container
+            size += file.stat().st_size
+    return size
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

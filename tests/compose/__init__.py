@@ -1,0 +1,1 @@
+"""``scripts/compose-test``: docker-compose.yml on a real container engine. Needs the standard library alone."""

@@ -1,0 +1,457 @@
+"""What is done to a deployment, step by step, and what has to hold after each."""
+
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.compose.client import (
+    SIDE,
+    Client,
+    ClientError,
+    Json,
+    Load,
+    Outcome,
+    echo,
+    enlargement,
+    png,
+    speech,
+    transcription,
+)  # fmt: skip
+from tests.compose.debian import DebianError
+from tests.compose.deployment import FILES, LOOK_S, Deployment, Watch, block, options
+from tests.compose.engine import EngineError
+
+PROFILES = ("echo", "speech", "transcribe", "upscale")
+BUILT = ("api", "worker-cpu-image")
+HEALTHY_S = 180.0
+ECHO_JOBS = 30
+# Each stage of the profiles, and the container's program that runs it.
+STAGES = {
+    "echo-first": ("echo", "first"),
+    "echo-second": ("echo", "second"),
+    "speech-acoustic": ("speech", "acoustic"),
+    "speech-vocoder": ("speech", "vocoder"),
+    "transcribe-listen": ("transcribe", "listen"),
+    "upscale-enlarge": ("upscale", "enlarge"),
+}
+SERVICES = ("api", "rescuer", "valkey", "postgres", "objects")
+PUBLISHED = {"postgres": 5432, "valkey": 6379, "objects": 8333}
+
+
+class TrialError(Exception):
+    """What did not hold."""
+
+
+FAULTS = (TrialError, ClientError, EngineError, DebianError)
+
+
+@dataclass
+class Step:
+    """A step of the trial, and what came of it."""
+
+    name: str
+    seconds: float = 0.0
+    error: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trial:
+    """The steps so far. ``say`` is told of each as it ends."""
+
+    deployment: Deployment
+    further: Deployment  # workers on another host
+    say: Callable[[str], None]
+    steps: list[Step] = field(default_factory=list)
+    started: list[dict[str, Any]] = field(default_factory=list)  # the first start of each service
+    loads: list[Load] = field(default_factory=list)
+    client: Client = field(default_factory=lambda: Client(0, ""))
+    sound: bytes = b""
+
+    @contextmanager
+    def step(self, name: str, *, needed: bool = False) -> Iterator[dict[str, Any]]:
+        """Run one step: gives its facts. A step that fails is kept, and ends the trial only where it is needed."""
+        step = Step(name)
+        began = time.monotonic()
+        try:
+            yield step.facts
+        except FAULTS as error:
+            step.error = f"{type(error).__name__}: {error}"
+            if needed:
+                raise
+        finally:
+            step.seconds = time.monotonic() - began
+            self.steps.append(step)
+            facts = ", ".join(f"{name} {value}" for name, value in step.facts.items())
+            self.say(f"{'FAILED' if step.error else 'held':6}  {step.seconds:6.1f} s  {name}  {facts}")
+            if step.error:
+                self.say(f"        {step.error}")
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Keep an error that no step has kept, so that the report is not one of success."""
+        self.steps.append(Step(name, error=f"{type(error).__name__}: {error}"))
+        self.say(f"FAILED  {name}\n        {self.steps[-1].error}")
+
+    # Loads.
+
+    def _load(self, bodies: list[Json]) -> Load:
+        self.loads.append(load := Load(self.client, bodies))
+        return load
+
+    @property
+    def submitted(self) -> int:
+        """The number of jobs so far."""
+        return sum(len(load.ids) for load in self.loads)
+
+    def _mixed(self, echoes: int = ECHO_JOBS) -> list[Json]:
+        picture = enlargement(png(SIDE, SIDE))
+        return [echo(number) for number in range(echoes)] + 3 * [speech(8)] + 2 * [transcription(self.sound), picture]
+
+    def _judge(self, outcome: Outcome, facts: dict[str, Any]) -> None:
+        facts |= {
+            "jobs": outcome.submitted, "lost": outcome.lost, "doubled": outcome.doubled, "wrong": outcome.wrong,
+            "repeated": outcome.repeated, "all_ended_after_s": round(outcome.seconds, 1),
+        }  # fmt: skip
+        if outcome.errors:
+            facts["calls_repeated"] = dict(outcome.errors)
+        if not outcome.held:
+            raise TrialError("; ".join(outcome.faults[:5]) or "jobs were lost or doubled")
+
+    def _up(self) -> None:
+        """Wait until all containers are up."""
+        until = time.monotonic() + HEALTHY_S
+        while down := [one for one in self.deployment.containers() if not (one.up or one.short)]:
+            if time.monotonic() > until:
+                states = ", ".join(f"{one.service} {one.status} {one.health}" for one in down)
+                raise TrialError(f"not up after {HEALTHY_S:.0f} s: {states}")
+            time.sleep(0.5)
+
+    # Steps.
+
+    def start(self) -> None:
+        """The newcomer's way: the commands of docs/operations/compose.md, up to a key that works."""
+        up, tenant, key = commands_to_start()
+        with self.step("start of all services", needed=True) as facts:
+            began = datetime.now(UTC)
+            with Watch(self.deployment) as watch:
+                self.deployment.shell(up)
+                time.sleep(2 * LOOK_S)
+            for one in self.deployment.containers():
+                self.started.append({
+                    "service": one.service,
+                    "started_after_s": round((one.started_at - began).total_seconds(), 1),
+                    "ready_after_s": round(watch.seconds[one.service], 1),
+                })  # fmt: skip
+            facts["containers"] = len(self.started)
+        with self.step("a key, as the docs say", needed=True):
+            self.deployment.shell(tenant)
+            words = self.deployment.shell(key).stdout.split()
+            self.client = Client(self.deployment.port, words[0])
+            self.client.call("GET", "/v1/status")
+
+    def first_jobs(self) -> None:
+        """Jobs of every pipeline."""
+        with self.step("echo jobs", needed=True) as facts:
+            self._judge(self._load([echo(number, 0.0) for number in range(50)]).end(), facts)
+        with self.step("speech, said", needed=True) as facts:
+            load = self._load([speech()])
+            self._judge(load.end(), facts)
+            artifact = self.client.call("GET", f"/v1/jobs/{load.ids[0]}")["artifacts"][0]["name"]
+            self.sound = self.client.raw("GET", f"/v1/jobs/{load.ids[0]}/artifacts/{artifact}")
+            facts["bytes"] = len(self.sound)
+        with self.step("the same speech, written down again") as facts:
+            self._judge(self._load([transcription(self.sound)]).end(), facts)
+        with self.step("a picture, enlarged") as facts:
+            self._judge(self._load([enlargement(png(SIDE, SIDE))]).end(), facts)
+
+    def kills(self) -> None:
+        """Each service is killed while jobs run in it, and comes back by itself."""
+        for service in (*STAGES, *SERVICES):
+            with self.step(f"{service} killed") as facts:
+                load = self._load(self._mixed())
+                load.wait_until_running(*STAGES.get(service, ("echo", "first")))
+                before = self.deployment.kill(service)
+                with Watch(self.deployment, {service: before.restarts}) as watch:
+                    outcome = load.end()
+                    until = time.monotonic() + HEALTHY_S
+                    while service not in watch.seconds and time.monotonic() < until:
+                        time.sleep(LOOK_S)
+                if service not in watch.seconds:
+                    raise TrialError(f"not up again after {HEALTHY_S:.0f} s")
+                facts["up_again_after_s"] = round(watch.seconds[service], 1)
+                self._judge(outcome, facts)
+
+    def restarts(self) -> None:
+        """All services are restarted under load."""
+        with self.step("docker compose restart of everything") as facts:
+            load = self._load(self._mixed())
+            load.wait_until_running("echo", "first")
+            began = time.monotonic()
+            self.deployment.compose("restart")
+            facts["restart_s"] = round(time.monotonic() - began, 1)
+            self._up()
+            self._judge(load.end(), facts)
+
+    def scales(self) -> None:
+        """A stage gets three workers, one of them is drained and stopped, and then the others are."""
+        with self.step("echo-first scaled to three workers") as facts:
+            self.deployment.compose("up", "--detach", "--wait", "--scale", "echo-first=3")
+            slots = {one["slot"] for one in self.client.workers("echo", "first")}
+            hosts = {one.hostname for one in self.deployment.containers("echo-first")}
+            if slots != {f"echo.first-1@{host}" for host in hosts} or len(slots) != 3:
+                raise TrialError(f"the slots are {slots}, the containers {hosts}")
+            self._judge(self._load(self._mixed(60)).end(), facts)
+        with self.step("a worker drained, then stopped") as facts:
+            leaving = self.deployment.containers("echo-first")[-1]
+            slot = f"echo.first-1@{leaving.hostname}"
+            load = self._load(self._mixed(60))
+            load.wait_until_running("echo", "first")
+            drain = (
+                f"docker compose exec -T --env OMNI_JOBS_API_KEY={self.client.key} api omni-jobs workers drain {slot}"
+            )
+            self.deployment.shell(drain)
+            self._judge(load.end(), facts)
+            (worker,) = (one for one in self.client.workers("echo", "first") if one["slot"] == slot)
+            if worker["drained_at"] is None or worker["running"]:
+                raise TrialError(f"the drained worker is {worker}")
+            before = worker["ended"]
+            self._judge(self._load(self._mixed(60)).end(), facts)
+            (worker,) = (one for one in self.client.workers("echo", "first") if one["slot"] == slot)
+            if worker["ended"] != before:
+                raise TrialError(f"the drained worker ran stage runs: {before}, then {worker['ended']}")
+            self.deployment.engine.run(["docker", "stop", leaving.name], self.deployment.directory)
+            self._stopped([leaving.name], facts)
+        with self.step("a worker stopped under load") as facts:
+            load = self._load([echo(number, 14.0) for number in range(20)])
+            load.wait_until_running("echo", "first")
+            self.deployment.compose("stop", "echo-first")
+            names = [one.name for one in self.deployment.containers("echo-first")]
+            self._stopped(names, facts)
+            self.deployment.compose("up", "--detach", "--wait", "--scale", "echo-first=1")
+            self._judge(load.end(), facts)
+
+    def _stopped(self, names: list[str], facts: dict[str, Any]) -> None:
+        """Containers have ended by themselves: after their grace, Docker would have killed them (137)."""
+        found = [one for one in self.deployment.containers() if one.name in names]
+        facts["exit_codes"] = sorted({one.exit_code for one in found})
+        late = [
+            f"{one.name}: {one.status}, {one.exit_code}"
+            for one in found
+            if one.status != "exited" or one.exit_code == 137
+        ]
+        if late:
+            raise TrialError(f"not ended within stop_grace_period: {late}")
+
+    def metrics(self) -> None:
+        """Prometheus reads the metrics of every process of ours."""
+        deployment = self.deployment
+        with self.step("compose.metrics.yml: Prometheus finds every process") as facts:
+            files = options("compose.metrics.yml")
+            deployment.compose(*files, "up", "--detach", "--wait", "--no-deps", "prometheus")
+            try:
+                expected = len([one for one in deployment.containers() if one.service in {*STAGES, "api", "rescuer"}])
+                until = time.monotonic() + HEALTHY_S
+                while (found := self._asked("sum(up)")) != expected:
+                    if time.monotonic() > until:
+                        raise TrialError(f"Prometheus has {found} processes up of {expected}")
+                    time.sleep(1.0)
+                facts["processes"] = expected
+                if (ended := self._asked('sum(omni_jobs_stage_ended_total{result="completed"})')) == 0:
+                    raise TrialError("no worker has counted a stage run")
+                facts["stage_runs"] = ended
+            finally:
+                deployment.compose(*files, "rm", "--stop", "--force", "prometheus")
+
+    def _asked(self, query: str) -> float:
+        """Return Prometheus' answer to a query of one number, 0 where it has none."""
+        base = f"http://127.0.0.1:{self.deployment.prometheus_port}/api/v1/query?"
+        with urllib.request.urlopen(base + urllib.parse.urlencode({"query": query}), timeout=10) as answer:
+            found = json.load(answer)["data"]["result"]
+        return float(found[0]["value"][1]) if found else 0.0
+
+    def further_host(self) -> None:
+        """The way of docs/operations/several-hosts.md: a project of its own stands for the host, and reaches the first
+        one's services by published ports alone."""
+        first, further = self.deployment, self.further
+        with self.step("compose.hosts.yml: workers on a further host") as facts:
+            address = first.gateway()
+            ports = {name: (port, first.engine.free_port()) for name, port in PUBLISHED.items()}
+            published = {name: {"ports": [f"{address}:{free}:{port}"]} for name, (port, free) in ports.items()}
+            (first.directory / "published.yml").write_text(json.dumps({"services": published}), encoding="utf-8")
+            # Not with --wait: the API is unhealthy while its database and object store are made anew, which ends that.
+            first.compose(*options("published.yml"), "up", "--detach")
+            self._up()
+            further.clone()
+            further.shell("cp .env.example .env")
+            further.configure(
+                {},
+                COMPOSE_FILE=f"{FILES[0]}:compose.hosts.yml:{FILES[1]}",
+                OMNI_JOBS_S3_ENDPOINT_URL=f"http://{address}:{ports['objects'][1]}",
+            )
+            further.take_secrets(first, {name: f"{address}:{free}" for name, (_, free) in ports.items()})
+            further.shell(block("several-hosts.md")[1])
+            facts["containers"] = len(further.containers())
+            first.compose("stop", "echo-first", "echo-second")
+            hosts = {one["slot"].partition("@")[2] for one in self.client.workers("echo", "first")}
+            if hosts - {one.hostname for one in first.containers()} != {
+                one.hostname for one in further.containers("echo-first")
+            }:
+                raise TrialError(f"the workers of echo.first are on {hosts}")
+            self._judge(self._load([echo(number) for number in range(ECHO_JOBS)]).end(), facts)
+        with self.step("the further host is lost under load") as facts:
+            load = self._load([echo(number) for number in range(ECHO_JOBS)])
+            load.wait_until_running("echo", "first")
+            further.compose("kill")
+            first.compose(*options("published.yml"), "up", "--detach", "--wait", "echo-first", "echo-second")
+            self._judge(load.end(), facts)
+        with self.step("the first host without the published ports", needed=True):
+            further.remove(images=False)
+            first.compose("up", "--detach")
+            self._up()
+
+    def backup(self) -> None:
+        """The commands of docs/operations/backup.md: a backup, an empty host, a restore."""
+        with self.step("backup") as facts:
+            load = self._load(self._mixed())
+            load.wait_until_running("echo", "second")
+            for line in commands_to_back_up():
+                self.deployment.shell(line)
+            self._up()
+            self._judge(load.end(), facts)
+            for name in ("jobs.dump", "objects.tar"):
+                facts[f"{name}_bytes"] = (self.deployment.directory / name).stat().st_size
+        with self.step("restore into empty volumes") as facts:
+            # What the backup has: jobs that were under way then are under way again.
+            (job,) = self.client.jobs(pipeline="speech")[-1:]
+            path = f"/v1/jobs/{job['id']}/artifacts/{job['artifacts'][0]['name']}"
+            before, sound = {one["id"] for one in self.client.jobs()}, self.client.raw("GET", path)
+            self.deployment.compose("down", "--volumes")
+            for line in block("backup.md", "Restore"):
+                self.deployment.shell(line)
+            self._up()
+            after = {one["id"] for one in self.client.jobs()}
+            facts["jobs_kept"] = len(after)
+            if after != before:
+                raise TrialError(f"{len(before - after)} jobs are gone, {len(after - before)} are new")
+            if self.client.raw("GET", path) != sound:
+                raise TrialError("an artifact has other bytes")
+            until = time.monotonic() + HEALTHY_S
+            while (open_ := self._open()) and time.monotonic() < until:
+                time.sleep(0.5)
+            if open_ or len(self.client.jobs(status="completed")) != self.submitted:
+                raise TrialError(f"{open_} jobs have not ended; {self.client.jobs(status='failed')[:2]}")
+            self._judge(self._load(self._mixed()).end(), facts)
+
+    def _open(self) -> int:
+        return sum(len(self.client.jobs(status=status)) for status in ("queued", "in_progress"))
+
+    def stops(self) -> None:
+        """All jobs are there once, and everything stops under load within its grace."""
+        with self.step("every job of the trial completed, once") as facts:
+            jobs = self.client.jobs()
+            facts["jobs"] = len(jobs)
+            other = [job["id"] for job in jobs if job["status"] != "completed"]
+            if len(jobs) != self.submitted or other:
+                raise TrialError(
+                    f"{self.submitted} were submitted, {len(jobs)} are there, not completed are {other[:5]}"
+                )
+        with self.step("docker compose stop under load") as facts:
+            load = self._load([echo(number, 14.0) for number in range(20)])
+            load.wait_until_running("echo", "first")
+            before = datetime.now(UTC)
+            self.deployment.compose("stop")
+            found = [one for one in self.deployment.containers() if not one.short]
+            took = {one.service: round((one.finished_at - before).total_seconds(), 1) for one in found}
+            facts["seconds"] = took
+            self._stopped([one.name for one in found], facts)
+        with self.step("started again, nothing lost") as facts:
+            self.deployment.shell("docker compose up --detach --wait")
+            self._judge(load.end(), facts)
+
+    def files(self) -> None:
+        """Compose understands the files with the profiles of every pipeline, and the overrides that the docs show."""
+        with self.step("docker compose config of every profile") as facts:
+            services = self.deployment.configuration()["services"]
+            profiles = sorted({name for one in services.values() for name in one.get("profiles", [])})
+            for profile in profiles:
+                self.deployment.compose("--profile", profile, "config", "--quiet")
+            facts["profiles"] = len(profiles)
+        for path in sorted(self.deployment.directory.glob("compose.*.yml")):
+            with self.step(f"docker compose config with {path.name}") as facts:
+                found = self.deployment.configuration("--file", "docker-compose.yml", "--file", path.name)
+                facts["services"] = len(found["services"])
+        for page in ("compose.md", "several-hosts.md", "gpus.md"):
+            with self.step(f"overrides of {page}") as facts:
+                facts["overrides"] = self._overrides(page)
+
+    def _overrides(self, page: str) -> int:
+        text = (self.deployment.directory / "docs" / "operations" / page).read_text("utf-8")
+        found = re.findall(r"(?ms)^```yaml\n(services:\n.*?)^```", text)
+        override = self.deployment.directory / "shown.yml"
+        for shown in found:
+            override.write_text(shown, encoding="utf-8")
+            self.deployment.configuration("--file", "docker-compose.yml", "--file", override.name)
+        override.unlink(missing_ok=True)
+        return len(found)
+
+
+def commands_to_start() -> list[str]:
+    """Return the lines of docs/operations/compose.md after those that the trial does in its own way. Raises TrialError.
+
+    Its .env is filled in, and its images are built one by one, before the network of containers is there.
+    """
+    lines = block("compose.md")
+    own = ["cp .env.example .env", "scripts/secrets", "docker compose --profile images build"]
+    if lines[:3] != own or len(lines) != 6:
+        raise TrialError(f"docs/operations/compose.md begins with other commands than the trial knows: {lines}")
+    return lines[3:]
+
+
+def commands_to_back_up() -> list[str]:
+    """Return the lines of docs/operations/backup.md for the workers of the trial's profiles. Raises TrialError."""
+    lines = block("backup.md")
+    ours = lines[0].replace("thinker talker code2wav", " ".join(STAGES))
+    if ours == lines[0]:
+        raise TrialError(f"docs/operations/backup.md stops other workers than the trial knows: {lines[0]}")
+    return [ours, *lines[1:]]
+
+
+def report(trial: Trial, engine: str, images: dict[str, int], seconds: float) -> dict[str, Any]:
+    """Return what was measured, for ``--json``."""
+    return {
+        "engine": engine,
+        "seconds": round(seconds, 1),
+        "held": all(step.error is None for step in trial.steps),
+        "jobs": trial.submitted,
+        "steps": [vars(step) | {"seconds": round(step.seconds, 1)} for step in trial.steps],
+        "start_up": sorted(trial.started, key=lambda one: one["started_after_s"]),
+        "image_bytes": images,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the report as lines of text."""
+    lines = ["", f"{'service':24}{'started after':>16}{'ready after':>14}"]
+    for one in found["start_up"]:
+        lines.append(f"{one['service']:24}{one['started_after_s']:>14.1f} s{one['ready_after_s']:>12.1f} s")
+    lines += ["", f"{'image':40}{'size':>10}"]
+    lines += [f"{name:40}{size / 1e6:>7.0f} MB" for name, size in found["image_bytes"].items()]
+    failed = [step["name"] for step in found["steps"] if step["error"]]
+    verdict = f"FAILED: {', '.join(failed)}" if failed else "All held."
+    lines += [
+        "",
+        f"{found['engine']}: {len(found['steps'])} steps, {found['jobs']} jobs in {found['seconds']:.0f} s. {verdict}",
+    ]
+    return "\n".join(lines)
+
+
+def dumped(found: dict[str, Any]) -> str:
+    """Return the report as JSON."""
+    return json.dumps(found, indent=1, default=str)

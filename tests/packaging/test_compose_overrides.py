@@ -1,0 +1,95 @@
+"""The compose.*.yml beside docker-compose.yml: each names exactly the services that it is for."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.pages import PAGES
+
+ROOT = Path(__file__).parents[2]
+OVERRIDES = sorted(path.name for path in ROOT.glob("compose.*.yml"))
+
+
+class Loader(yaml.SafeLoader):
+    """Reads a value with Compose's tag !reset as the word."""
+
+
+Loader.add_constructor("!reset", lambda loader, node: "!reset")
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(yaml.load((ROOT / name).read_text(), Loader))
+
+
+def services(name: str = "docker-compose.yml") -> dict[str, dict[str, Any]]:
+    return dict(read(name)["services"])
+
+
+def is_ours(service: dict[str, Any]) -> bool:
+    return str(service["image"]).startswith("omni-jobs-")
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_a_page_shows_how_each_is_used(name: str) -> None:
+    line = f"COMPOSE_FILE=docker-compose.yml:{name}"
+    assert line in (ROOT / name).read_text()
+    assert any(line in text for text in PAGES.values()), f"no page shows {line}"
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_their_form(name: str, tmp_path: Path) -> None:
+    """The schema has no tags: what they reset is left out."""
+    kept = read(name)
+    kept["services"] = {
+        service: {key: value for key, value in given.items() if value != "!reset"}
+        for service, given in kept["services"].items()
+    }
+    path = tmp_path / "compose.yml"
+    path.write_text(json.dumps(kept))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_further_host_has_workers_alone() -> None:
+    override = services("compose.hosts.yml")
+    assert set(override) == set(services())
+    for name, service in services().items():
+        if not service.get("profiles"):
+            (profile,) = override[name]["profiles"]
+            assert profile == ("images" if name == "api" else "first-host"), name
+        if name in {"api"} or service.get("profiles"):
+            assert override[name]["depends_on"] == "!reset", name
+
+
+def test_every_worker_on_a_gpu_has_its_card_by_cdi() -> None:
+    on_gpus = {name for name, service in services().items() if service.get("runtime")}
+    override = services("compose.cdi.yml")
+    assert set(override) == on_gpus
+    for name, given in override.items():
+        assert given["runtime"] == "!reset"
+        variable = services()[name]["environment"].get("NVIDIA_VISIBLE_DEVICES")
+        assert given.get("devices") == (None if variable is None else [f"nvidia.com/gpu={variable}"]), name
+
+
+def test_prometheus_asks_every_process_that_has_metrics() -> None:
+    override = read("compose.metrics.yml")
+    config = yaml.safe_load(override["configs"]["prometheus"]["content"])
+    (scrape,) = config["scrape_configs"]
+    (asked,) = scrape["dns_sd_configs"]
+    assert set(asked["names"]) == {name for name, one in services().items() if is_ours(one) and one["restart"] != "no"}
+    assert scrape["job_name"] == "omni-jobs", "the alerts name the job"
+    text = (ROOT / "compose.metrics.yml").read_text()
+    assert f"OMNI_JOBS_METRICS_PORT={asked['port']}" in text
+    for name, one in override["configs"].items():
+        assert ("content" in one) or (ROOT / one["file"]).is_file(), name
+        assert any(part["source"] == name for service in override["services"].values() for part in service["configs"])
+    for service in override["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "neither asks for a password"
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
