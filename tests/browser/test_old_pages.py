@@ -19,7 +19,6 @@ from tests.integration.api_server import ApiServer, serve
 from tests.integration.echo_stack import EchoStack
 from tests.services.mortal_database import MortalPostgres
 
-LATE_MS = 20_000
 OLD = "what stands here is old"
 _JOBS = 80  # cancelled two by two: time enough to stop the server
 
@@ -35,17 +34,17 @@ def test_open_pages_outlive_the_server(settings: Settings, browser: Browser) -> 
             expect(job_page.locator("header .state.queued")).to_be_visible()
             port = api.port
         for page in (overview, job_page, jobs, workers):
-            expect(page.get_by_text(OLD)).to_be_visible(timeout=LATE_MS)
+            expect(page.get_by_text(OLD)).to_be_visible()
         for page in (overview, job_page, jobs):
             expect(page.get_by_text(job).first).to_be_visible()
         with serve(settings, port=port) as api:
             newest = Hands(api).submitted()
             api.services.jobs.cancel(job)
-            expect(job_page.locator("header .state.cancelled")).to_be_visible(timeout=LATE_MS)
+            expect(job_page.locator("header .state.cancelled")).to_be_visible()
             for page in (overview, jobs):
-                expect(page.get_by_role("link", name=newest)).to_be_visible(timeout=LATE_MS)
+                expect(page.get_by_role("link", name=newest)).to_be_visible()
             for page in (overview, job_page, jobs, workers):
-                expect(page.get_by_text(OLD)).to_be_hidden(timeout=LATE_MS)
+                expect(page.get_by_text(OLD)).to_be_hidden()
 
 
 def test_an_action_on_many_jobs_and_its_page_outlive_the_server(
@@ -62,11 +61,9 @@ def test_an_action_on_many_jobs_and_its_page_outlive_the_server(
             page.get_by_role("button", name=f"Cancel {_JOBS} jobs").click()
             expect(page.get_by_role("heading", name=re.compile(r"^\d+ jobs cancelled"))).to_be_visible()
             port = api.port
-        expect(page.get_by_text(OLD)).to_be_visible(timeout=LATE_MS)
+        expect(page.get_by_text(OLD)).to_be_visible()
         with serve(settings, port=port) as api:
-            expect(page.get_by_role("heading", name=f"{_JOBS} jobs cancelled", exact=True)).to_be_visible(
-                timeout=LATE_MS
-            )
+            expect(page.get_by_role("heading", name=f"{_JOBS} jobs cancelled", exact=True)).to_be_visible()
             assert {str(api.services.jobs.get(each).status) for each in jobs} == {"cancelled"}
 
 
@@ -141,20 +138,20 @@ class _Pages:
         self._job_id = job
 
     def show_it_running(self, attempt: int = 1) -> None:
-        expect(self.overview.get_by_text("1 of 8 slots", exact=True)).to_be_visible(timeout=LATE_MS)
-        expect(self.jobs.locator(f"#row-{self._job_id} .state.in_progress")).to_be_visible(timeout=LATE_MS)
-        expect(self.job.locator("header .state.in_progress")).to_be_visible(timeout=LATE_MS)
+        expect(self.overview.get_by_text("1 of 8 slots", exact=True)).to_be_visible()
+        expect(self.jobs.locator(f"#row-{self._job_id} .state.in_progress")).to_be_visible()
+        expect(self.job.locator("header .state.in_progress")).to_be_visible()
         runs = re.compile(f"attempt {attempt} runs")
-        expect(self.job.get_by_role("img", name=runs)).to_be_visible(timeout=LATE_MS)
-        expect(self.workers.get_by_text("1 of 8", exact=True)).to_be_visible(timeout=LATE_MS)
+        expect(self.job.get_by_role("img", name=runs)).to_be_visible()
+        expect(self.workers.get_by_text("1 of 8", exact=True)).to_be_visible()
 
     def show_completed(self, job: str) -> None:
         for page in (self.overview, self.jobs):
-            expect(page.locator(f"#row-{job} .state.completed")).to_be_visible(timeout=LATE_MS)
+            expect(page.locator(f"#row-{job} .state.completed")).to_be_visible()
 
     def are_not_old(self) -> None:
         for page in self.all:
-            expect(page.get_by_text(OLD)).to_be_hidden(timeout=LATE_MS)
+            expect(page.get_by_text(OLD)).to_be_hidden()
 
 
 @pytest.mark.long  # nearly all of it waits
@@ -174,9 +171,9 @@ def test_open_pages_tell_of_each_process_that_is_killed_and_go_on_by_themselves(
 
 def _the_worker(stack: _Stack, pages: _Pages) -> None:
     stack.echo.workers[-1].process.kill()
-    expect(pages.overview.get_by_text("1 stage run queued, and no worker")).to_be_visible(timeout=LATE_MS)
-    expect(pages.workers.get_by_text("No worker has a live lease")).to_be_visible(timeout=LATE_MS)
-    expect(pages.job.get_by_text("Waits at first: no worker")).to_be_visible(timeout=LATE_MS)
+    expect(pages.overview.get_by_text("1 stage run queued, and no worker")).to_be_visible()
+    expect(pages.workers.get_by_text("No worker has a live lease")).to_be_visible()
+    expect(pages.job.get_by_text("Waits at first: no worker")).to_be_visible()
     expect(pages.job.get_by_text("worker_lost").first).to_be_visible()
     pages.are_not_old()
     stack.echo.start("first")
@@ -185,23 +182,23 @@ def _the_worker(stack: _Stack, pages: _Pages) -> None:
 
 def _the_rescuer(stack: _Stack, pages: _Pages) -> None:
     lost = pages.overview.get_by_text("nobody has sampled the stages")
-    expect(lost).to_be_hidden(timeout=LATE_MS)
+    expect(lost).to_be_hidden()
     stack.kill("rescuer")
-    expect(lost).to_be_visible(timeout=LATE_MS)
+    expect(lost).to_be_visible()
     pages.are_not_old()
     stack.start_rescuer()
-    expect(lost).to_be_hidden(timeout=LATE_MS)
+    expect(lost).to_be_hidden()
 
 
 def _the_broker(stack: _Stack, pages: _Pages, api: ApiServer) -> None:
     lost = pages.overview.get_by_text("the broker takes no doorbells")
     expect(lost).to_be_hidden()
     stack.kill("broker")
-    expect(lost).to_be_visible(timeout=LATE_MS)
+    expect(lost).to_be_visible()
     pages.show_completed(Hands(api).submitted())  # the worker finds it by a poll
     pages.are_not_old()
     stack.start_broker()
-    expect(lost).to_be_hidden(timeout=LATE_MS)
+    expect(lost).to_be_hidden()
 
 
 def _the_database(stack: _Stack, pages: _Pages, api: ApiServer) -> None:
@@ -214,9 +211,9 @@ def _the_database(stack: _Stack, pages: _Pages, api: ApiServer) -> None:
     expect(pages.job.get_by_text("Waits at first")).to_be_visible()  # so that no event tells it of the outage
     stack.database.kill()
     for page in pages.all:
-        expect(page.get_by_text(OLD)).to_be_visible(timeout=LATE_MS)
+        expect(page.get_by_text(OLD)).to_be_visible()
     stack.database.start()
     pages.are_not_old()
     api.services.jobs.resume(stage)
     pages.show_completed(job)
-    expect(pages.job.locator("header .state.completed")).to_be_visible(timeout=LATE_MS)
+    expect(pages.job.locator("header .state.completed")).to_be_visible()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.services import missing
 
@@ -27,6 +27,8 @@ _EACH = (
     *("--disable-component-update", "--autoplay-policy=no-user-gesture-required", "--font-render-hinting=none"),
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
+# A page asks every 2 s for what a server keeps for up to 4 s on a busy machine.
+_EXPECTED_WITHIN_MS = 20_000
 _OF_INSTALLED = ("--disable-gpu",)
 # It draws in software, in the browser's own process. Each process that it does not start is time of a test.
 _OF_BROUGHT = (
@@ -58,6 +60,7 @@ def running_chromium(*options: str) -> Iterator[Browser]:
     if brought:
         environment["LD_LIBRARY_PATH"] = str(_BROUGHT / "chromium" / "lib")
     arguments = [*_EACH, *(_OF_BROUGHT if brought else _OF_INSTALLED), *options]
+    expect.set_options(timeout=_EXPECTED_WITHIN_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=arguments, env=environment)
         try:
