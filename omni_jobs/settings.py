@@ -43,23 +43,31 @@ BULK_GROUP_BYTES: Final = 4 << 20  # the lines of a bulk that omni_jobs.api.bulk
 
 
 class Settings(BaseSettings):
-    """The settings of one process; frozen. A name that ends in ``_s`` is in seconds, one in ``_bytes`` in bytes."""
+    """The settings of one process; frozen. A name that ends in ``_s`` is in seconds, one in ``_bytes`` in bytes.
+
+    ``scripts/settings-table`` makes the table of docs/settings.md from them and their comments: those right above a
+    setting and on its line say what it means, and a comment with an empty line below begins a group.
+    """
 
     model_config = SettingsConfigDict(env_prefix="OMNI_JOBS_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     # Services, files and addresses. The defaults are those of the embedded stack.
+
+    # Where SQLite's file and the objects lie by default, and the logs of the embedded stack.
     data_dir: Path = Path("~/.local/share/omni-jobs").expanduser()
     # The database. It may hold a password, as the broker's URL may, and is never shown. None: SQLite in data_dir.
     database_url: Annotated[str | None, Field(repr=False)] = None
+    # Redis or Valkey; rediss:// for TLS. It may hold a password. The embedded stack has a broker of its own.
     broker_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     broker_key_prefix: str = ""  # Stands before every key, for a Redis that others use, too.
     storage_url: str | None = None  # file:///directory or s3://bucket/prefix. None: data_dir/objects.
     storage_sync: bool = True  # A put to a local directory returns once the object survives a power loss.
-    s3_endpoint_url: str | None = None  # None: AWS.
+    s3_endpoint_url: str | None = None  # Where servers reach S3. None: AWS.
     s3_public_endpoint_url: str | None = None  # Where clients reach it, for download_url_s. None: at s3_endpoint_url.
-    s3_region: str = "us-east-1"
+    s3_region: str = "us-east-1"  # The region that requests to S3 are signed for.
     # How long the presigned URLs of S3 live to which the API redirects downloads. None: it sends artifacts itself.
     download_url_s: Annotated[int, Field(ge=1, le=3600)] | None = None
+    # The directory of the stage configs. If it is not set and the working directory has none: the package's own.
     stage_configs: Path = Path("stage_configs")
     pipelines: Annotated[tuple[str, ...] | None, NoDecode] = None  # The pipelines to serve: a,b. None: all.
     # PIPELINE, or PIPELINE.STAGE for a stage with a model of its own → directory of the checkpoint. PIPELINE may be
@@ -70,12 +78,12 @@ class Settings(BaseSettings):
     spool_dir: Path | None = None  # Where engines leave payloads for their worker. None: /dev/shm or a temp directory.
     # Where workers leave a lock for each GPU, so that those of one load one after another. None: they do not wait.
     load_locks_dir: Path | None = None
-    api_host: str = "127.0.0.1"
-    api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    api_host: str = "127.0.0.1"  # Where the API listens: a name or an address. Empty: every address.
+    api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000  # 0: a free one.
     # The port at which this process shows its metrics to whoever can connect. 0: a free one, which its log names.
     # None: none; the API shows its own at its port as well, to keys with the scope admin.
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    metrics_host: str = "127.0.0.1"
+    metrics_host: str = "127.0.0.1"  # Where it shows them. Empty: every address.
     # The path below which a proxy shows the API, such as /jobs-api, whether it strips it or not.
     root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)*)$", max_length=200)] = ""
     # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.
@@ -90,6 +98,8 @@ class Settings(BaseSettings):
     log: Literal["json", "text"] = "text"  # The form of log lines: for people, or an object a line.
     api_key: SecretStr | None = None  # The key that the client and the commands send. None: they send none.
 
+    # Engines.
+
     # The device of this process's stages, in place of the one in their stage configs.
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
     # The share of the GPU's memory that a worker may use. None: the share in the stage config.
@@ -98,6 +108,7 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
     # Times of workers and of the rescuer, in seconds.
+
     lease_s: Annotated[float, Field(ge=1, le=300)] = 10.0  # A worker that renews no lease for so long is lost.
     heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 1.0  # The pause between two renewals of the lease.
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 10.0  # A stopping worker hands back what it holds after this.
@@ -114,15 +125,18 @@ class Settings(BaseSettings):
     load_limit_s: Annotated[float, Field(gt=0)] = 1800.0
     stall_after_s: Annotated[float, Field(ge=5)] = 60.0  # A worker restarts when its event loop stands still so long.
 
-    # Celery's events of stage runs as tasks. asked: while celery worker -E or control enable_events asks for them.
+    # Celery.
+
+    # Its events of stage runs as tasks. asked: while celery worker -E or control enable_events asks for them.
     task_events: Literal["asked", "off"] = "asked"
 
     # How long things are kept after their job's end, in seconds.
+
     keep_payloads_s: Annotated[float, Field(ge=0)] = 3600.0  # For retries and forks; completed jobs keep none unasked.
     keep_inputs_s: Annotated[float, Field(ge=0)] = 86_400.0  # The media of the request.
-    keep_artifacts_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
-    keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0
-    keep_jobs_s: Annotated[float, Field(ge=0)] = 30 * 86_400.0
+    keep_artifacts_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0  # The files of the result.
+    keep_events_s: Annotated[float, Field(ge=0)] = 7 * 86_400.0  # From when each was written.
+    keep_jobs_s: Annotated[float, Field(ge=0)] = 30 * 86_400.0  # The job itself, with its texts and errors.
     keep_usage_s: Annotated[float, Field(ge=0)] = 400 * 86_400.0  # What tenants used, by day.
     keep_audit_s: Annotated[float, Field(ge=0)] = 400 * 86_400.0  # Who did what.
     prune_every_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0  # The pause between two rounds of the pruner.
@@ -130,6 +144,7 @@ class Settings(BaseSettings):
     sweep_every_s: Annotated[float, Field(ge=1)] = 600.0  # The pause between two sweeps of the store for such objects.
 
     # How many jobs may wait, and how much room data may take.
+
     max_queued_jobs: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline.
     max_queued_jobs_per_tenant: Annotated[int, Field(ge=1)] = 1_000_000  # Waiting jobs of one pipeline and tenant.
     min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # What a local object directory or spool leaves free.
@@ -137,22 +152,24 @@ class Settings(BaseSettings):
     capture_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
 
     # Limits on the request of a job.
+
     max_body_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # One body, or one line of a bulk.
     max_text_bytes: Annotated[int, Field(ge=1024)] = 8 << 20  # All messages together; SQL keeps them.
     max_bulk_answer_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # On the server's disk; a bulk ends beyond it.
-    max_messages: Annotated[int, Field(ge=1)] = 256
-    max_media_parts: Annotated[int, Field(ge=0)] = 32
-    max_audio_s: Annotated[float, Field(gt=0)] = 600.0
+    max_messages: Annotated[int, Field(ge=1)] = 256  # Of one request.
+    max_media_parts: Annotated[int, Field(ge=0)] = 32  # Sounds, pictures and videos of one request.
+    max_audio_s: Annotated[float, Field(gt=0)] = 600.0  # Of one sound.
     max_audio_samples: Annotated[int, Field(ge=1)] = 120_000_000  # Of all channels: 600 s of stereo at 96 kHz fit.
-    max_audio_channels: Annotated[int, Field(ge=1, le=1024)] = 16
-    max_audio_rate: Annotated[int, Field(ge=4_000)] = 384_000  # Hz.
-    max_video_s: Annotated[float, Field(gt=0)] = 120.0
+    max_audio_channels: Annotated[int, Field(ge=1, le=1024)] = 16  # Of one sound.
+    max_audio_rate: Annotated[int, Field(ge=4_000)] = 384_000  # The sampling rate of a sound.
+    max_video_s: Annotated[float, Field(gt=0)] = 120.0  # Of one video.
     max_video_frames: Annotated[int, Field(ge=1)] = 14_400  # In one video: 120 s at 120 frames a second.
     max_image_pixels: Annotated[int, Field(ge=1)] = 32_000_000  # Of an image, or of a video's frame.
     max_image_scans: Annotated[int, Field(ge=1)] = 100  # Of one JPEG; an encoder makes about ten.
     max_scanned_pixels: Annotated[int, Field(ge=1)] = 640_000_000  # The pixels of a JPEG times its scans.
 
     # Decoders: the processes that decode all media.
+
     decoders: Annotated[int, Field(ge=1, le=256)] | None = None  # Their number. None: one for each core, 2 to 8.
     decoders_waiting: Annotated[int, Field(ge=0)] = 64  # Media that may wait for a decoder; one more is answered 503.
     decoders_wait_s: Annotated[float, Field(gt=0)] = 10.0  # The longest wait of a medium for a decoder; then 503.
@@ -160,17 +177,19 @@ class Settings(BaseSettings):
     probe_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A decoder's CPU time for all media of one submit.
     decode_limit_s: Annotated[float, Field(gt=0)] = 300.0  # A decoder's CPU time for one medium of a stage run.
 
-    # Media that a request names by URL, and what a remote server's answer links to. off: a URL is refused. hosts: those
-    # of fetch_hosts are fetched. public: those of any host of the internet.
+    # Media that a request names by URL, and what a remote server's answer links to.
+
+    # off: a URL is refused. hosts: those of fetch_hosts are fetched. public: those of any host of the internet.
     fetch: Literal["off", "hosts", "public"] = "off"
     # Names of hosts, or *.name for all below one: a,b.
     fetch_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     max_fetched_bytes: Annotated[int, Field(ge=1024)] = 64 << 20  # All media of one submit together.
     fetch_limit_s: Annotated[float, Field(gt=0)] = 60.0  # For one medium; and for its wait for a place before.
     max_fetches: Annotated[int, Field(ge=1)] = 32  # At once, in an API process.
-    max_fetches_per_tenant: Annotated[int, Field(ge=1)] = 8
+    max_fetches_per_tenant: Annotated[int, Field(ge=1)] = 8  # The same of one tenant.
 
     # Limits of the API server on its clients.
+
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()  # Further names of this server: a,b. *: any name.
     max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10  # The head of one request.
     max_headers: Annotated[int, Field(ge=1)] = 100  # The number of headers of one request.
@@ -185,10 +204,10 @@ class Settings(BaseSettings):
     body_limit_s: Annotated[float, Field(gt=0)] = 300.0  # For one body, or each max_body_bytes of a bulk.
     silence_limit_s: Annotated[float, Field(gt=0)] = 20.0  # A pause within a body, or in reading an answer.
 
+    # What workers write.
+
     # A picture's file names its job, beside its seed. Whoever gets the picture then knows the job's id.
     job_ids_in_pictures: bool = False
-
-    # Sizes of batches and rows.
     inline_payload_bytes: Annotated[int, Field(ge=0, le=1 << 20)] = 4096  # A payload up to this size lives in its row.
 
     @field_validator("pipelines", "allowed_hosts", "trusted_proxies", "fetch_hosts", mode="before")
