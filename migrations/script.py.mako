@@ -1,9 +1,7 @@
 """${message}
 
-Revision: ${up_revision}, after ${down_revision | comma,n}
+Revision: ${up_revision}
 """
-
-from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +10,8 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+release = ""  # that has it first; a release expands the schema or contracts it
+# oldest = "…": which builds may go on with this schema, if not all that may with the one before
 
 
 def upgrade() -> None:

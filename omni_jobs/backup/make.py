@@ -44,9 +44,15 @@ def make_backup(
 ) -> BackupManifest:
     """Write a backup into a new or empty directory, and return its manifest. ``url`` is the database's.
 
-    Raises Conflict if the directory holds anything, ConfigError without PostgreSQL's programs, DatabaseUnavailable,
-    StorageError and OSError. What an error leaves is no backup, because its manifest is missing.
+    Raises Conflict if the directory holds anything or the schema is of a newer build, ConfigError without PostgreSQL's
+    programs, DatabaseUnavailable, StorageError and OSError. What an error leaves is no backup, because its manifest is
+    missing.
     """
+    if database.is_ahead():
+        raise Conflict(
+            "a newer version made the database's schema, whose rows may refer to objects in ways that this one does "
+            "not know: make the backup with the newer version"
+        )
     _claim(directory)
     with _held(Jobs(database)) as check_held:
         moment, jobs, count, size = database.read(partial(_dump, database, url, directory, on_progress))

@@ -27,6 +27,8 @@ def migrate(
 ) -> None:
     """Bring the database to this version's schema. Safe to run twice, and on several hosts at once.
 
+    A newer version's schema stays as it is where this version may work on it, and is an error where it may not.
+
     --check only reads: it shows the revisions that would be made, what each changes, the locks that it holds, the rows
     of the tables that it touches, and about how long that takes. One that was killed goes on where it was.
 
@@ -53,7 +55,12 @@ def migrate(
 
             check_way_back(database, target, lose or ())
         database.migrate(target, on_taken=lambda revision: say(f"{revision} {'undone' if down else 'made'}", err=True))
-    say(f"the database has the schema {target}" if down else "the database is up to date")
+        is_ahead = not down and database.is_ahead()
+        revision = database.revision()
+    if is_ahead:
+        say(_ahead(revision))
+    else:
+        say(f"the database has the schema {target}" if down else "the database is up to date")
 
 
 def _target(database: Database, to: str | None, *, down: bool) -> str:
@@ -90,10 +97,20 @@ def _show(database: Database, target: str, as_json: bool) -> None:
     elif found.revisions:
         console().print(_table(found))
         say(f"{len(found.revisions)} revisions from {found.current or 'an empty database'}: about {found.estimate_s} s")
+        if found.current is not None and found.oldest is not None:
+            say(
+                f"versions that know {found.oldest} or newer work on the schema {found.target}, older ones do not start"
+            )
+    elif found.current is not None and found.current > found.target:
+        say(_ahead(found.current))
     else:
         say("the database is up to date")
     if found.revisions:
         raise typer.Exit(Exit.TO_DO)
+
+
+def _ahead(revision: str | None) -> str:
+    return f"the database has the schema {revision} of a newer version, on which this one works: there is nothing to do"
 
 
 def _as_json(found: SchemaPlan) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.database_observer import DatabaseObserver
 from omni_jobs.database.pool import close_pool
 from omni_jobs.database.postgresql import PostgreSQL
-from omni_jobs.database.seen_tables import SCHEMA
+from omni_jobs.database.seen_tables import SCHEMA, OldestBuildRow
 from omni_jobs.database.sqlite import SQLite
 from omni_jobs.database.statement import prepare_nothing
 from omni_jobs.database.tables import WriteCheckRow
@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0020"
+REVISION = "0022"
 """The schema's revision that this build needs: the last file in ``migrations`` (a test compares the two)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")
+_OLDEST_BUILD = text("SELECT revision, release FROM oldest_builds")
 # A process that is stopped within it holds up no other: those write nothing while they see the row locked.
 _WRITE_CHECK = (
     update(WriteCheckRow)
@@ -149,9 +150,12 @@ class Database:
         """Bring the schema to a revision, this build's or an earlier one, a transaction for each on the way.
 
         ``on_taken`` is called with the number of each that was made or undone. Several processes may call this at once,
-        and one that was killed goes on where it was. Raises DatabaseUnavailable, also for tables that are gone from a
-        schema of this build, and ConfigError for the schema of a newer build.
+        and one that was killed goes on where it was. It does nothing to the schema of a newer build on which this one
+        may work. Raises DatabaseUnavailable, also for tables that are gone from a schema of this build, and ConfigError
+        for the schema of a newer build on which this one may not work, and for an earlier revision than a newer one's.
         """
+        if revision == REVISION and self.is_ahead():
+            return
         from omni_jobs.database.migrations import take_step  # costs as much to import as everything else here
 
         with ExitStack() as opened:
@@ -190,6 +194,38 @@ class Database:
 
         return self.read(query)
 
+    def is_ahead(self) -> bool:
+        """Return whether the schema is of a newer build, which lets this one work on it.
+
+        Raises DatabaseUnavailable, and ConfigError if it does not.
+        """
+        if not self._backend.is_there():
+            return False
+
+        def query(tx: Connection) -> tuple[str | None, str | None]:
+            return self._schema(tx, self.table_names(tx))
+
+        revision, reason = self.read(query)
+        if reason is not None:
+            raise ConfigError(reason, field="database_url")
+        return revision is not None and revision > REVISION
+
+    def _schema(self, tx: Connection, names: Collection[str]) -> tuple[str | None, str | None]:
+        """Return the schema's revision, and why this build may not work on it, if a newer one made it."""
+        revision: str | None = tx.execute(_REVISION).scalar() if "alembic_version" in names else None
+        if revision is None or revision <= REVISION:
+            return revision, None
+        oldest = tx.execute(_OLDEST_BUILD).first() if OldestBuildRow.__tablename__ in names else None
+        if oldest is None:
+            by = "a newer version made it, or one from before the first release"
+            return revision, f"the database's schema is {revision}, this build knows those up to {REVISION}: {by}"
+        if oldest.revision <= REVISION:
+            return revision, None
+        return revision, (
+            f"the database's schema is {revision}, on which builds work that know {oldest.revision} or newer, and this "
+            f"one knows those up to {REVISION}: start one of omni-jobs {oldest.release} or newer"
+        )
+
     def is_empty(self) -> bool:
         """Return whether there is no table, or on SQLite no file. Raises DatabaseUnavailable."""
         return not self._backend.is_there() or not self.read(self.table_names)
@@ -199,22 +235,24 @@ class Database:
         return set(tx.execute(self._backend.table_names).scalars())
 
     def check(self) -> None:
-        """Raise DatabaseUnavailable unless the database has this build's tables and, on PostgreSQL, takes writes."""
+        """Raise DatabaseUnavailable unless the database has this build's tables and, on PostgreSQL, takes writes.
+
+        The schema of a newer build will do, if that lets this one work on it.
+        """
         try:
             with self._backend.reading.begin() as connection:  # psycopg forgets what it has prepared with a rollback
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()
                 names = self.table_names(connection)
-                revision = connection.execute(_REVISION).scalar() if "alembic_version" in names else None
+                revision, reason = self._schema(connection, names)
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
         if is_read_only:
             close_pool(self._engine)
             raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")
+        if reason is not None:
+            raise DatabaseUnavailable(reason)
         if revision is not None and revision > REVISION:
-            raise DatabaseUnavailable(
-                f"the database's schema is {revision}, this build knows those up to {REVISION}: "
-                "a newer version made it, or one from before the first release"
-            )
+            return  # it may lack tables of which this build makes no use any longer
         if revision != REVISION:
             raise DatabaseUnavailable(
                 f"the database's schema is {revision or 'empty'}, this build needs {REVISION}: run omni-jobs migrate"

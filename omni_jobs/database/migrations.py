@@ -2,21 +2,26 @@
 
 Each revision is a transaction of its own, so that a process that is killed leaves the schema of one revision, and
 locks are held for one alone. A revision belongs to a release, and a release either expands the schema or contracts it:
-so processes of the release before go on while it is migrated.
+so processes of the release before go on while it is migrated, and may be started anew.
+
+Which builds may work on a schema, its revisions say: one that takes away what older builds use names as ``oldest`` the
+revision that a build has to know to go on. So does one by whose rows older builds would do harm, such as a new column
+that refers to objects, because their sweep deletes objects to which no row refers that they know. The table
+``oldest_builds`` keeps it for builds to which the schema's revision is unknown.
 """
 
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext, RevisionStep
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert
 
-from omni_jobs.database.seen_tables import SCHEMA
+from omni_jobs.database.seen_tables import SCHEMA, OldestBuildRow
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import packaged_directory
 
@@ -32,6 +37,7 @@ class Revision(NamedTuple):
     purpose: str
     can_be_undone: bool
     made_again: frozenset[str]  # tables that are made of others, so that nothing is lost with them
+    oldest: str | None  # the revision whose build is the oldest that may work on this schema; None: as before it
 
 
 @cache
@@ -48,7 +54,8 @@ def revisions() -> Sequence[Revision]:
 def _revision(script: Script) -> Revision:
     module = script.module
     made_again = frozenset(getattr(module, "made_again", ()))
-    return Revision(script.revision, module.release, script.doc, hasattr(module, "downgrade"), made_again)
+    oldest = getattr(module, "oldest", None)
+    return Revision(script.revision, module.release, script.doc, hasattr(module, "downgrade"), made_again, oldest)
 
 
 def number_of(revision: str | None) -> int:
@@ -66,6 +73,12 @@ def number_of(revision: str | None) -> int:
         f"Run that version, or this one with an empty database (its schema is {revision!r})",
         field="database_url",
     )
+
+
+def oldest_build(revision: str) -> Revision | None:
+    """Return the revision whose build is the oldest that may work on a schema; None: one that tells no build."""
+    stated = [each.oldest for each in revisions()[: number_of(revision)] if each.oldest is not None]
+    return revisions()[number_of(stated[-1]) - 1] if stated else None
 
 
 def between(current: str | None, target: str) -> Sequence[Revision]:
@@ -86,8 +99,18 @@ def take_step(connection: Connection, target: str) -> Revision | None:
         taken.extend(between(current, target)[:1])
         return _steps(current, target)[:1]
 
-    _run(MigrationContext.configure(connection, opts=_options(next_step)))
+    _run(MigrationContext.configure(connection, opts=_options(next_step) | {"on_version_apply": [_tell_builds]}))
     return taken[0] if taken else None
+
+
+def _tell_builds(*, ctx: MigrationContext, heads: Collection[str], **_: object) -> None:
+    """Write the oldest build that may work on the schema, in the transaction of its revision."""
+    [revision] = heads
+    oldest, connection = oldest_build(revision), ctx.connection
+    if oldest is None or connection is None:
+        return
+    connection.execute(delete(OldestBuildRow))
+    connection.execute(insert(OldestBuildRow).values(revision=oldest.number, release=oldest.release))
 
 
 def statements(dialect: str, revision: Revision, *, back: bool) -> list[str]:

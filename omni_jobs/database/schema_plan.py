@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, text
 
 from omni_jobs.database.database import REVISION, Database
-from omni_jobs.database.migrations import Revision, between, number_of, revisions, statements
+from omni_jobs.database.migrations import Revision, between, number_of, oldest_build, revisions, statements
 from omni_jobs.errors import ConfigError, Conflict
 
 _NAME = r'"?(\w+)"?'
@@ -72,6 +72,7 @@ class SchemaPlan(NamedTuple):
 
     current: str | None
     target: str
+    oldest: str | None  # the revision whose build is the oldest that may work on the target; None: it tells none
     revisions: Sequence[PlannedRevision]
     estimate_s: float
 
@@ -122,11 +123,18 @@ def _lock(dialect: str, kind: str, table: str, statement: str, made: Collection[
 
 
 def direction(revision: Revision) -> Direction | None:
-    """Return what a revision does to processes of the release before; None: neither. Raises ConfigError if both."""
+    """Return what a revision does to processes of the release before; None: neither.
+
+    Raises ConfigError if it does both, and if it contracts and does not say which builds may go on.
+    """
     kinds = {change.kind for change in changes("postgresql", revision)}
     adds, takes = kinds & {"add_table", "add_column"}, kinds & _CONTRACTS
     if adds and takes:
         raise ConfigError(f"revision {revision.number} expands the schema and contracts it", field="revision")
+    if takes and revision.oldest is None:
+        raise ConfigError(
+            f"revision {revision.number} contracts the schema: its oldest says which builds may go on", field="oldest"
+        )
     return Direction.EXPANDS if adds else Direction.CONTRACTS if takes else None
 
 
@@ -136,16 +144,21 @@ def direction(revision: Revision) -> Direction | None:
 def plan(database: Database, target: str = REVISION) -> SchemaPlan:
     """Return what it takes to bring a database to a revision. It reads, and counts the rows of the tables touched.
 
-    Raises DatabaseUnavailable, and ConfigError for the schema of a newer build.
+    To bring it to this build's takes nothing where it is ahead. Raises DatabaseUnavailable, and ConfigError for the
+    schema of a newer build on which this one may not work.
     """
     current = database.revision()
+    if target == REVISION and database.is_ahead():
+        return SchemaPlan(current, target, None, [], 0.0)
     steps = between(current, target)
     back = number_of(current) > number_of(target)
     of_each = {step: changes(database.dialect, step, back=back) for step in steps}
     touched = {name for each in of_each.values() for change in each for name in (change.table, change.of) if name}
     rows = _rows(database, touched) if steps and current is not None else {}
     planned = [_planned(database.dialect, step, each, rows) for step, each in of_each.items()]
-    return SchemaPlan(current, target, planned, round(sum(each.estimate_s for each in planned), 1))
+    oldest = oldest_build(target)
+    estimate_s = round(sum(each.estimate_s for each in planned), 1)
+    return SchemaPlan(current, target, None if oldest is None else oldest.number, planned, estimate_s)
 
 
 def _planned(dialect: str, step: Revision, found: Sequence[SchemaChange], rows: dict[str, int]) -> PlannedRevision:

@@ -1,5 +1,5 @@
 """The tables of what is seen over time: samples of stages, engines that are down, usage by day, actions, the audit;
-and the holds of backups.
+the holds of backups; and the oldest build.
 
 As in ``tables``.
 """
@@ -165,6 +165,18 @@ class DeleteHoldRow(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     lease_until: Mapped[float] = mapped_column(Seconds)
+
+
+class OldestBuildRow(Base):
+    """The one row: the oldest build that may work on the schema, by its newest revision.
+
+    Builds that know the schema's revision know it without this. Written by each migration.
+    """
+
+    __tablename__ = "oldest_builds"
+
+    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
+    release: Mapped[str] = mapped_column(String(32))  # to which that revision belongs
 
 
 Base.registry.configure()

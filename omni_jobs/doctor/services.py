@@ -25,11 +25,12 @@ _NEAR = "put this host nearer to it, because each stage run waits for several an
 def database(settings: Settings) -> Iterator[Finding]:
     """Look also at its clock, and at the versions of the workers in it.
 
-    Raises DatabaseUnavailable, also for a schema of another build.
+    Raises DatabaseUnavailable, also for the schema of another build on which this one does not work.
     """
     with closing(Database(settings.resolved_database_url)) as opened:
         opened.check()
         opened.check_writes()
+        is_ahead = opened.is_ahead()
         began = time.time()
         theirs = opened.read(lambda tx: tx.execute(select(now())).scalar_one())
         took_s = time.time() - began
@@ -37,7 +38,8 @@ def database(settings: Settings) -> Iterator[Finding]:
         workers = Jobs(opened).workers()
     figures = {"answer_s": round(took_s, 4), "clock_ahead_s": round(apart_s, 3)}
     kind = settings.resolved_database_url.partition(":")[0].partition("+")[0]
-    yield _of_service("database", f"{kind} has this build's schema and takes writes", took_s, figures)
+    whose = "a newer build's schema, on which this one works," if is_ahead else "this build's schema"
+    yield _of_service("database", f"{kind} has {whose} and takes writes", took_s, figures)
     if abs(apart_s) > _CLOCKS_APART_S + took_s:
         yield Finding(
             about="database",

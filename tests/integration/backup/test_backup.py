@@ -283,6 +283,9 @@ def test_what_is_refused(one: Database, new_database: NewDatabase, tmp_path: Pat
     refused("the object store is not empty")
     (backup / manifest["database_file"]).write_bytes(b"")
     refused("the object store is not empty|is damaged")
+    one.run(lambda tx: tx.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(Conflict, match="make the backup with the newer version"):
+        make_backup(one, store, url, tmp_path / "newer", with_objects=True)
 
 
 def test_a_host_without_postgresqls_programs_is_told(

@@ -6,12 +6,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import text
 
+from omni_jobs.database.database import Database
 from omni_jobs.doctor import Finding, examine, services
 from omni_jobs.settings import Settings
 from tests.integration.api_server import server_settings
@@ -105,6 +108,18 @@ def test_clocks_that_are_apart(settings: Settings, monkeypatch: pytest.MonkeyPat
     assert apart.state == "warning"
     assert apart.message == "its clock is 3600.0 s ahead of this host's"
     assert is_on_this_host or apart.figures["clock_ahead_s"] == pytest.approx(hour, abs=1)
+
+
+def test_a_schema_of_a_newer_build(settings: Settings) -> None:
+    with closing(Database(settings.resolved_database_url)) as database:
+        newer = text("UPDATE alembic_version SET version_num = '9999'")
+        database.run(lambda tx: tx.execute(newer))
+        [found, *_] = findings(settings, "database")
+        assert (found.state, "a newer build's schema, on which this one works" in found.message) == ("ok", True)
+        other = text("UPDATE oldest_builds SET revision = '9998', release = '7.0.0'")
+        database.run(lambda tx: tx.execute(other))
+    [found] = findings(settings, "database")
+    assert (found.state, "start one of omni-jobs 7.0.0 or newer" in found.message) == ("error", True)
 
 
 def test_workers_of_another_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import Connection, create_engine, inspect, text
 
 from omni_jobs.database.database import REVISION, Database
+from omni_jobs.database.migrations import oldest_build, revisions
 from omni_jobs.database.tables import Base
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.settings import packaged_directory
@@ -85,14 +86,79 @@ def test_processes_may_migrate_at_once(empty_url: str) -> None:
         list(pool.map(migrate, range(4)))
 
 
-@pytest.mark.parametrize("revision", ["9999", "0021"])
-def test_the_schema_of_a_newer_version_or_of_before_the_first_release_is_refused(
-    empty: Database, revision: str
-) -> None:
+def newer(database: Database, revision: str, oldest: str | None) -> None:
+    """Make the schema that of a newer build, which lets those work on it that know ``oldest``; None: it tells none."""
+
+    def change(tx: Connection) -> None:
+        tx.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        if oldest is None:
+            tx.execute(text("DROP TABLE oldest_builds"))
+        else:
+            update = text("UPDATE oldest_builds SET revision = :oldest, release = '7.0.0'")
+            tx.execute(update, {"oldest": oldest})
+
+    database.run(change)
+
+
+@pytest.mark.parametrize("revision", ["9999", "0024"])
+def test_the_schema_of_before_the_first_release_is_refused(empty: Database, revision: str) -> None:
     empty.migrate()
-    empty.run(lambda tx: tx.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'")))
-    with pytest.raises(ConfigError, match=rf"a newer one has, or one from before .*'{revision}'"):
+    newer(empty, revision, None)
+    told = (
+        rf"schema is {revision}, this build knows those up to {REVISION}: a newer version made it, or one from before"
+    )
+    with pytest.raises(ConfigError, match=told):
         empty.migrate()
+    with pytest.raises(DatabaseUnavailable, match=told):
+        empty.check()
+
+
+def test_a_newer_schema_is_used_and_left_alone_where_this_build_may_work_on_it(empty: Database) -> None:
+    empty.migrate()
+    newer(empty, "9999", REVISION)
+    empty.check()
+    assert empty.is_ahead()
+    empty.migrate()
+    assert empty.revision() == "9999"
+    with pytest.raises(ConfigError, match="cannot migrate the database: a newer one has"):
+        empty.migrate("0020")
+
+
+def test_a_newer_schema_says_which_build_it_takes(empty: Database) -> None:
+    empty.migrate()
+    newer(empty, "9999", "9998")
+    told = (
+        rf"work that know 9998 or newer, and this one knows those up to {REVISION}: start one of omni-jobs 7\.0\.0 or"
+    )
+    for refused, error in (
+        (empty.migrate, ConfigError),
+        (empty.is_ahead, ConfigError),
+        (empty.check, DatabaseUnavailable),
+    ):
+        with pytest.raises(error, match=told):
+            refused()
+
+
+def test_each_schema_knows_the_oldest_build(empty: Database) -> None:
+    first = next(number for number, each in enumerate(revisions()) if each.oldest is not None)
+    for each in revisions()[first:]:
+        empty.migrate(each.number)
+        expected = oldest_build(each.number)
+        assert expected is not None
+        assert oldest_row(empty) == (expected.number, expected.release)
+    for each in revisions()[: first - 1 : -1]:
+        expected = oldest_build(each.number)
+        assert expected is not None
+        empty.migrate(each.number)
+        assert oldest_row(empty) == (expected.number, expected.release)
+    empty.migrate(revisions()[first - 1].number)
+    assert "oldest_builds" not in empty.read(empty.table_names)
+
+
+def oldest_row(database: Database) -> tuple[str, str]:
+    query = text("SELECT revision, release FROM oldest_builds")
+    revision, release = database.read(lambda tx: tx.execute(query).one())
+    return revision, release
 
 
 def test_tables_that_are_gone_from_a_schema_of_this_version_are_told(empty: Database) -> None:
@@ -118,8 +184,8 @@ def test_a_database_without_the_schema_is_not_ready(empty: Database) -> None:
     empty.migrate()
     empty.check()
     with empty.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
-    with pytest.raises(DatabaseUnavailable, match="the database's schema is older"):
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    with pytest.raises(DatabaseUnavailable, match="the database's schema is 0001, this build needs"):
         empty.check()
 
 
