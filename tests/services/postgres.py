@@ -142,7 +142,7 @@ class EmptyDatabases:
             return False
 
 
-_KEPT = ("alembic_version", "write_checks")  # a migration writes them
+_KEPT = ("alembic_version", "write_checks", "oldest_builds")  # a migration writes them
 _END_OTHERS = """
 SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -165,6 +165,8 @@ SELECT md5(string_agg(part, ';' ORDER BY part)) FROM (
     SELECT version_num FROM alembic_version
     UNION ALL
     SELECT concat('checks ', count(*)) FROM write_checks
+    UNION ALL
+    SELECT concat('oldest ', revision) FROM oldest_builds
 ) parts
 """
 _BEGIN_ANEW = """
