@@ -7,13 +7,14 @@ only rings does not load Celery.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from omni_jobs.broker.connection import CONNECTION_OPTIONS, broker_errors, broker_url, unusable
 from omni_jobs.broker.doorbell import doorbell
-from omni_jobs.errors import BrokerUnavailable, ConfigError
+from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.priority import Priority, queue_of
 from omni_jobs.settings import Settings
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONNECTION_OPTIONS: Mapping[str, Any] = {
-    "socket_timeout": 5.0,  # seconds; a hung broker must not hold up a publisher for ever
-    "socket_connect_timeout": 3.0,
-    "socket_keepalive": True,
-    "health_check_interval": 10,
-    "max_connections": 64,
-}
-"""Options of redis-py for every connection to the broker."""
-
 _WRITE_CHECK = "omni-jobs-write-check"
 _WRITE_CHECK_LIVES_S = 60
 
@@ -39,7 +31,7 @@ _WRITE_CHECK_LIVES_S = 60
 class Broker:
     """Rings the doorbells of all stages' queues. Safe for threads. Connects to Redis when it is first used.
 
-    Then it raises ConfigError for a URL that redis-py refuses.
+    Then it raises ConfigError for a URL that redis-py refuses, or a file in it that cannot be used.
     """
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
@@ -63,12 +55,12 @@ class Broker:
         from redis.exceptions import RedisError
         from redis.retry import Retry
 
-        url = self._settings.broker_url.get_secret_value()
+        url = broker_url(self._settings)
         try:
             client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **CONNECTION_OPTIONS)
             client.connection_pool.make_connection()  # connects to nothing, and refuses unknown options
         except (ValueError, TypeError, RedisError):
-            raise ConfigError("redis-py does not take this URL", field="OMNI_JOBS_BROKER_URL") from None
+            raise unusable() from None
         return client
 
     def ring(self, queues: Collection[str]) -> None:
@@ -84,7 +76,7 @@ class Broker:
             return
 
         def push() -> None:  # Celery's own way of sending costs a third of a millisecond for each message
-            with _broker_errors("takes no doorbell"), self._redis.pipeline(transaction=False) as pipe:
+            with self._errors("takes no doorbell"), self._redis.pipeline(transaction=False) as pipe:
                 for name in known:
                     pipe.lpush(self._key(name), doorbell(name))
                     pipe.ltrim(self._key(name), 0, self.slots[name] - 1)
@@ -97,22 +89,22 @@ class Broker:
 
     def wait_for_doorbell(self, queue_name: str, within_s: int) -> bool:
         """Take a doorbell out of a queue, and return whether one came in time. Raises BrokerUnavailable."""
-        with _broker_errors("gives no doorbell"):
+        with self._errors("gives no doorbell"):
             return self._redis.brpop([self._key(queue_name)], within_s) is not None
 
     def depth(self, queue_name: str) -> int:
         """Return how many doorbells a queue holds. Raises BrokerUnavailable."""
-        with _broker_errors("does not answer"):
+        with self._errors("does not answer"):
             return int(self._redis.llen(self._key(queue_name)))
 
     def check(self) -> None:
         """Raise BrokerUnavailable unless the broker takes writes: one that is full or a replica takes no doorbells."""
-        with _broker_errors("takes no writes"):
+        with self._errors("takes no writes"):
             self._redis.set(self._key(_WRITE_CHECK), 1, ex=_WRITE_CHECK_LIVES_S)
 
     def eviction_policy(self) -> str | None:
         """Return what the broker does when its memory is full; None if it does not say. Raises BrokerUnavailable."""
-        with _broker_errors("does not answer"):
+        with self._errors("does not answer"):
             policy: object = self._redis.info("memory").get("maxmemory_policy")
         return policy if isinstance(policy, str) else None
 
@@ -127,13 +119,5 @@ class Broker:
     def _key(self, queue_name: str) -> str:
         return self._settings.broker_key_prefix + queue_name
 
-
-@contextmanager
-def _broker_errors(problem: str) -> Iterator[None]:
-    """Context manager: raises the errors of Redis in its block as BrokerUnavailable, which names the problem."""
-    from redis.exceptions import RedisError
-
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise BrokerUnavailable(f"the broker {problem}", because=str(error)) from error
+    def _errors(self, problem: str) -> AbstractContextManager[None]:
+        return broker_errors(self._settings, problem)

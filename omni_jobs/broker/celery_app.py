@@ -5,7 +5,8 @@ from typing import Any
 from celery import Celery
 from kombu.entity import Queue
 
-from omni_jobs.broker.broker import CONNECTION_OPTIONS, Broker
+from omni_jobs.broker.broker import Broker
+from omni_jobs.broker.connection import CONNECTION_OPTIONS, broker_url
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.settings import Settings
 
@@ -14,13 +15,16 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
     """The Celery app of a worker process. It carries the settings, the pipelines and a Broker that rings doorbells."""
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
-        """Configure one queue for every stage of every pipeline. The app connects to nothing yet."""
+        """Configure one queue for every stage of every pipeline. The app connects to nothing yet.
+
+        Raises ConfigError for a file in the broker's URL that cannot be used.
+        """
         super().__init__("omni_jobs", set_as_current=False)
         self.settings = settings
         self.pipelines = pipelines
         self.broker = Broker(settings, pipelines)
         self.conf.update(
-            broker_url=settings.broker_url.get_secret_value(),
+            broker_url=broker_url(settings),
             broker_transport_options={
                 **CONNECTION_OPTIONS,
                 "ack_emulation": False,  # no message is acknowledged, because a lost doorbell costs a poll

@@ -133,9 +133,11 @@ class Database:
     def _check_retryable(self, error: exc.DBAPIError) -> None:
         """Prepare another try of the transaction.
 
-        Raises DatabaseUnavailable when the database must be mended first, and ``error`` itself when the
-        transaction is wrong.
+        Raises DatabaseUnavailable when the database must be mended first, or is not trusted, and ``error`` itself when
+        the transaction is wrong.
         """
+        if refused := self._backend.refusal(error):
+            raise DatabaseUnavailable("the database's server is not trusted", because=refused) from error
         code = self._backend.error_code(error)
         if code.startswith(self._backend.stale_connections):
             close_pool(self._engine)
@@ -244,7 +246,10 @@ class Database:
                 is_read_only = connection.execute(self._backend.is_read_only).scalar()
                 names = self.table_names(connection)
                 revision, reason = self._schema(connection, names)
-        except (exc.DBAPIError, exc.TimeoutError) as error:
+        except exc.DBAPIError as error:
+            because = self._backend.refusal(error) or str(error)
+            raise DatabaseUnavailable("the database does not answer", because=because) from error
+        except exc.TimeoutError as error:
             raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
         if is_read_only:
             close_pool(self._engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from sqlalchemy.pool import NullPool
 from omni_jobs.database.statement import Statement, begin_now, begin_with_first, prepare_nothing, prepares_nothing
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
 from omni_jobs.servers import check_host
+from omni_jobs.tls.certificates import handshake, refusal
 
 if TYPE_CHECKING:
     import psycopg  # SQLAlchemy imports it, where PostgreSQL is used
@@ -44,6 +47,10 @@ _CONNECT: Final[Mapping[str, Any]] = {
     "application_name": "omni-jobs",
     "client_encoding": "utf8",
 }
+_SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+_SETTING: Final = "OMNI_JOBS_DATABASE_URL"
+_TRUST: Final = f"sslrootcert in {_SETTING} (…?sslmode=verify-full&sslrootcert=/path/to/ca.pem)"
+_OTHER_NAME: Final = re.compile(r"server certificate for .* does not match host name \"[^\"]*\"")
 _BEGIN_WRITING = Statement(lambda _: text("BEGIN"))
 _BEGIN_READING = Statement(lambda _: text("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
@@ -122,6 +129,33 @@ class PostgreSQL:
     def check_kept(self, session: MutableMapping[str, Any]) -> None:
         """Do nothing: the server answers for what it has committed."""
 
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """Return why this host refused the server's TLS, and what to do; None if the error is another.
+
+        libpq says of an unknown authority and of an expired certificate the same; so the handshake is made once more.
+        """
+        said = str(error.orig)
+        place = URL.create("postgresql", host=self._url.host, port=self._url.port, database=self._url.database)
+        if other := _OTHER_NAME.search(said):
+            where = f"write the name that it has into {_SETTING}"
+            return f"the certificate of {place} is refused: it is for another host ({other[0]}); {where}"
+        if "certificate verify failed" in said:
+            connection = getattr(error.orig, "pgconn", None)
+            given = {} if connection is None else {each.keyword: each.val for each in connection.info}
+            host, ca_file = _host_of(given), (given.get(b"sslrootcert") or b"").decode()
+            try:
+                handshake(*host, ca_file=None if ca_file in ("", "system") else ca_file, preface=_SSL_REQUEST)
+            except OSError as again:
+                if found := refusal(again, url=str(place), setting=_SETTING, trust=_TRUST):
+                    return found
+            return f"the certificate of {place} is refused: look at {_TRUST}"
+        if "root certificate file" in said:
+            first, *_ = said.rpartition("failed: ")[2].splitlines()
+            return f"the certificate of {place} is not verified: {first}; name another by {_TRUST}"
+        if "does not support SSL, but SSL was required" in said:
+            return f"{place} does not speak TLS: correct {_SETTING} (sslmode), or the server"
+        return None
+
     def error_code(self, error: exc.DBAPIError) -> str:
         """Return the SQLSTATE of an error; when the server sent none, 08000 (a lost connection) or "" (any other)."""
         not_answered = isinstance(error, exc.OperationalError | exc.InterfaceError)
@@ -143,6 +177,12 @@ def _check(url: URL) -> None:
         raise ConfigError("an option behind ? is none of PostgreSQL", field="database_url") from None
     except ValueError as error:
         raise ConfigError(str(error), field="database_url") from None
+
+
+def _host_of(given: Mapping[bytes, bytes | None]) -> tuple[str, int]:
+    """Return host and port of libpq's options, the first ones of several."""
+    first = [(given.get(name) or b"").decode().partition(",")[0] for name in (b"host", b"port")]
+    return first[0] or "localhost", int(first[1] or 5432)
 
 
 def _engine(url: URL, connections: int) -> Engine:

@@ -91,6 +91,10 @@ class SQLite:
         """
         _check_files(self.engine, self._file, session)
 
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """Return None: no server has a certificate."""
+        return None
+
     def error_code(self, error: exc.DBAPIError) -> str:
         """Return the name of SQLite's error code and its message; "" when the error is not SQLite's."""
         name = getattr(error.orig, "sqlite_errorname", "")

@@ -16,6 +16,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from boto3.session import Session
 from botocore.awsrequest import (
     AWSHTTPConnection,
     AWSHTTPConnectionPool,
@@ -74,6 +75,15 @@ class CallLimit:
 
 
 _current: ContextVar[CallLimit | None] = ContextVar("call_limit", default=None)
+
+
+def trusted_file(session: Session) -> str | None:
+    """Return the file of authorities that botocore trusts: that of AWS_CA_BUNDLE, or of ``ca_bundle`` in AWS's files.
+
+    None: those that come with botocore.
+    """
+    found = session._session.get_config_variable("ca_bundle")
+    return found if isinstance(found, str) else None
 
 
 def install_hooks(client: S3Client) -> None:

@@ -37,9 +37,10 @@ from omni_jobs.errors import (
 )
 from omni_jobs.files import byte_views
 from omni_jobs.servers import check_base_url
-from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks
+from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks, trusted_file
 from omni_jobs.storage.keys import check_key, check_prefix
 from omni_jobs.storage.object_store import STREAM_BYTES, ObjectRef, ObjectStore, StoredObject, digest_text
+from omni_jobs.tls.certificates import check_trusted, refusal
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -66,7 +67,7 @@ class S3ObjectStore(ObjectStore):
     ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
     for each MB, and ``check`` has 4 s. ``download_url_s``: how many seconds a ``download_url`` lives; None: there is
     none. ``public_endpoint_url``: where clients reach the service, if not at ``endpoint_url``. Raises ConfigError for
-    a bucket, prefix or endpoint that is not valid.
+    a bucket, prefix or endpoint that is not valid, and for a file of trusted authorities that cannot be used.
     """
 
     def __init__(
@@ -93,6 +94,9 @@ class S3ObjectStore(ObjectStore):
         self._endpoint_url = endpoint_url
         self._call_s = call_s
         self._session = boto3.session.Session()
+        trusted = trusted_file(self._session)
+        if trusted is not None and not (endpoint_url or "").startswith("http:"):
+            check_trusted(trusted, field="AWS_CA_BUNDLE")
         self._config = Config(
             signature_version="s3v4",
             request_checksum_calculation="when_required",
@@ -315,6 +319,9 @@ class S3ObjectStore(ObjectStore):
             raise refused(f"{action} failed: S3 answered {code}", key=key) from error
         except (BotoCoreError, HTTPError, CallLimitReached, ResponseParserError) as error:
             endpoint = self._endpoint_url or "AWS"
+            untrusted = refusal(error, url=endpoint, setting="OMNI_JOBS_S3_ENDPOINT_URL", trust="AWS_CA_BUNDLE")
+            if untrusted is not None and not limit.is_reached:
+                raise StorageUnavailable(f"{action} failed: no TLS", key=key, because=untrusted) from error
             reason = f"no end within {limit.seconds:.3g} s" if limit.is_reached else type(error).__name__
             where = f"the endpoint is {endpoint}"
             raise StorageUnavailable(f"{action} failed: {reason}", key=key, because=where) from error

@@ -15,6 +15,7 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from omni_jobs.broker.connection import broker_url, reason
 from omni_jobs.errors import TooManyRequests
 from omni_jobs.settings import Settings
 
@@ -28,8 +29,9 @@ class RequestRates:
     """Counts the requests of tenants. For one event loop; ``close`` it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Connect to nothing yet."""
-        url = settings.broker_url.get_secret_value()
+        """Connect to nothing yet. Raises ConfigError for a file in the broker's URL that cannot be used."""
+        self._settings = settings
+        url = broker_url(settings)
         self._connections = ConnectionPool.from_url(
             url, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 0)
         )
@@ -52,7 +54,9 @@ class RequestRates:
                 await _check(self._shared, rate, tenant)
             except StorageError as error:
                 self._away_until = time.monotonic() + _AWAY_S
-                logger.warning("requests are counted in memory, because the broker is away: %s", error)
+                logger.warning(
+                    "requests are counted in memory, because the broker is away: %s", reason(self._settings, error)
+                )
             else:
                 return
         await _check(self._alone, rate, tenant)

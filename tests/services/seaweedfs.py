@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,17 +57,17 @@ def seaweedfs() -> Iterator[SeaweedFS]:
 
 
 @contextmanager
-def running_seaweedfs() -> Iterator[SeaweedFS]:
-    """What the fixture gives, for those that are no tests."""
+def running_seaweedfs(more_options: Callable[[list[int]], list[str]] = lambda _: []) -> Iterator[SeaweedFS]:
+    """What the fixture gives, for others. ``more_options`` makes further arguments of two free ports."""
     weed = weed_program()
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omni-jobs-weed-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        ports = weed_ports(5)
+        *ports, first_spare, second_spare = weed_ports(7)
         service = SeaweedFS(f"http://127.0.0.1:{ports[0]}", "omni-jobs", uuid4().hex[:20], uuid4().hex)
         log = stack.enter_context((directory / "weed.log").open("wb"))
         process = subprocess.Popen(
-            [weed, *weed_options(directory, service.bucket, ports)],
+            [weed, *weed_options(directory, service.bucket, ports), *more_options([first_spare, second_spare])],
             cwd=directory,
             env=os.environ | service.environment | {"GOMEMLIMIT": "400MiB"},
             stdin=subprocess.DEVNULL,

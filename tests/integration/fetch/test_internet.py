@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fetch.certificates import Authority
+from tests.services.certificates import Authority
 
 ROOT = Path(__file__).parents[3]
 _NETWORK = """

@@ -15,7 +15,7 @@ from omni_jobs.fetch.addresses import Address
 from omni_jobs.fetch.failures import Blame, FetchFailed
 from omni_jobs.fetch.guard import Guard
 from omni_jobs.fetch.outgoing import FetchBounds, Outgoing
-from tests.integration.fetch.certificates import Authority
+from tests.services.certificates import Authority
 
 BODY = b"x" * 300_000
 BOUNDS = FetchBounds(1 << 20, total_s=20)
