@@ -350,7 +350,7 @@ class Settings(BaseSettings):
             return None
         value = getattr(self, name)
         plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-        return Path(path).absolute() if _read_secret(_file_variable(name), path) == plain else None
+        return Path(path).absolute() if read_secret(_file_variable(name), path) == plain else None
 
 
 _MAY_BE_EMPTY: Final = frozenset(
@@ -393,10 +393,10 @@ def _secret_of_file(name: str) -> str | None:
         return None
     if variable.removesuffix("_FILE") in variables:
         raise ConfigError(f"give this or {variable.removesuffix('_FILE')}, not both", field=variable)
-    return _read_secret(variable, path)
+    return read_secret(variable, path)
 
 
-def _read_secret(variable: str, path: str) -> str:
+def read_secret(variable: str, path: str) -> str:
     """Return the one line of a secret's file, without its end. Raises ConfigError, naming the variable."""
     try:
         with Path(path).open("rb") as file:

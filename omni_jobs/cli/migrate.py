@@ -23,6 +23,7 @@ def migrate(
     down: options.DownOption = False,
     to: options.ToOption = None,
     lose: options.LoseOption = None,
+    runs_as: options.RunsAsOption = None,
     as_json: options.MigrateJsonOption = False,
 ) -> None:
     """Bring the database to this version's schema. Safe to run twice, and on several hosts at once.
@@ -35,16 +36,25 @@ def migrate(
     --down goes back to the schema of the release before. Stop the processes of this version first. It refuses what
     cannot be undone, and what would lose data that no --lose names.
 
+    --runs-as lets the processes run as a role of PostgreSQL that cannot change the schema, while this command connects
+    as the owner. Without it, the role keeps its rights, also to new tables.
+
     \b
     Examples:
       OMNI_JOBS_DATABASE_URL=postgresql://… omni-jobs migrate     # before the first start, and after an update
       omni-jobs migrate --check --json
       omni-jobs migrate --down --to 0018 --lose actions.stopped_by
+      OMNI_JOBS_DATABASE_URL_FILE=owner_url omni-jobs migrate --runs-as database_url
     """
     if as_json and not check:
         raise typer.BadParameter("only --check prints JSON", param_hint="--json")
     if (to or lose) and not down:
         raise typer.BadParameter("only with --down", param_hint="--to, --lose")
+    if runs_as is not None and (check or down):
+        raise typer.BadParameter("not with --check or --down", param_hint="--runs-as")
+    from omni_jobs.settings import read_secret
+
+    runs_url = None if runs_as is None else read_secret("--runs-as", str(runs_as))
     with opened_database(check=False) as database:
         target = _target(database, to, down=down)
         if check:
@@ -55,6 +65,8 @@ def migrate(
 
             check_way_back(database, target, lose or ())
         database.migrate(target, on_taken=lambda revision: say(f"{revision} {'undone' if down else 'made'}", err=True))
+        if runs_url is not None:
+            database.let_run(runs_url)
         is_ahead = not down and database.is_ahead()
         revision = database.revision()
     if is_ahead:

@@ -271,6 +271,15 @@ LoseOption = Annotated[
         "--lose", metavar="TABLE[.COLUMN]", help="With --down: delete this, although it holds data. May be repeated."
     ),
 ]
+RunsAsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs-as",
+        metavar="FILE",
+        help="A file with the URL by which the processes connect to PostgreSQL: let its role work with rows, and do "
+        "nothing else. One that is not there is made.",
+    ),
+]
 MigrateJsonOption = Annotated[bool, typer.Option("--json", help="With --check: print JSON, for scripts.")]
 
 # Of backup and restore.

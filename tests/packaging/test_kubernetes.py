@@ -122,7 +122,7 @@ def test_kubernetes_schemas_take_every_object(objects: list[dict[str, Any]], ver
 
 
 def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> None:
-    values = {"secret": {"omni-jobs"}, "claim": {"models"}}  # which the operator makes
+    values = {"secret": {"omni-jobs", "omni-jobs-owner"}, "claim": {"models"}}  # which the operator makes
     accounts, maps = named(objects, "ServiceAccount"), named(objects, "ConfigMap")
     labels = [pod["metadata"]["labels"] for pod in pods(objects)]
     for pod in pods(objects):

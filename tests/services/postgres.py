@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from omni_jobs.database.tables import Base
 from tests.services import missing
 
 TEMPLATE = "omni_jobs_template"
+RUNNING_ROLE = "omni_runs"
 FAST = "-c fsync=off -c full_page_writes=off -c max_connections=100"
 
 
@@ -138,6 +139,7 @@ class EmptyDatabases:
             connection.execute(f"CREATE DATABASE {TEMPLATE}")
         database = Database(_sibling(self._server, TEMPLATE))
         database.migrate()
+        database.let_run(as_running_role(self._server))
         database.close()
         with psycopg.connect(_sibling(self._server, TEMPLATE)) as connection:
             self._as_migrated = connection.execute(_SCHEMA).fetchone()
@@ -226,13 +228,16 @@ def sqlite_url(_sqlite_template: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a fresh, migrated database, on both servers in turn."""
+    """The URL of a fresh, migrated database, on both servers in turn; of PostgreSQL's, of the role that runs.
+
+    So every test that uses it shows that the processes change no schema.
+    """
     if request.param == "sqlite":
         yield request.getfixturevalue("sqlite_url")
         return
     databases: EmptyDatabases = request.getfixturevalue("empty_databases")
     url = databases.take()
-    yield url
+    yield as_running_role(url)
     databases.give_back(url)
 
 
@@ -257,6 +262,23 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield f"{server.rsplit('/', 1)[0]}/{name}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def as_running_role(owners: str) -> str:
+    """Return an owner's URL as that of the role by which the processes run."""
+    return owners.replace("//postgres@", f"//{RUNNING_ROLE}:secret@")
+
+
+def as_owner(url: str) -> str:
+    """Return the owner's URL of a test's database."""
+    return url.replace(f"//{RUNNING_ROLE}:secret@", "//postgres@").replace("postgresql+psycopg:", "postgresql:")
+
+
+def by_owner(database: Database, *statements: str) -> None:
+    """Execute what the role that runs may not, such as ANALYZE."""
+    with closing(Database(as_owner(database._engine.url.render_as_string(hide_password=False)))) as owner:
+        for statement in statements:
+            owner.run(lambda tx, text=statement: tx.exec_driver_sql(text))  # type: ignore[misc]
 
 
 def client_programs() -> Path:

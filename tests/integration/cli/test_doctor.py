@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.doctor import Finding, examine, services
 from omni_jobs.settings import Settings
 from tests.integration.api_server import server_settings
+from tests.services.postgres import by_owner
 
 PASSWORD = "not-to-be-shown"
 
@@ -112,12 +112,10 @@ def test_clocks_that_are_apart(settings: Settings, monkeypatch: pytest.MonkeyPat
 
 def test_a_schema_of_a_newer_build(settings: Settings) -> None:
     with closing(Database(settings.resolved_database_url)) as database:
-        newer = text("UPDATE alembic_version SET version_num = '9999'")
-        database.run(lambda tx: tx.execute(newer))
+        by_owner(database, "UPDATE alembic_version SET version_num = '9999'")
         [found, *_] = findings(settings, "database")
         assert (found.state, "a newer build's schema, on which this one works" in found.message) == ("ok", True)
-        other = text("UPDATE oldest_builds SET revision = '9998', release = '7.0.0'")
-        database.run(lambda tx: tx.execute(other))
+        by_owner(database, "UPDATE oldest_builds SET revision = '9998', release = '7.0.0'")
     [found] = findings(settings, "database")
     assert (found.state, "start one of omni-jobs 7.0.0 or newer" in found.message) == ("error", True)
 

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 
 import httpx2
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from omni_jobs.api import action_performer
 from omni_jobs.database.seen_tables import ActionRow
@@ -23,6 +23,7 @@ from omni_jobs.tenants.key_store import ApiKeys, NewApiKey
 from tests.integration.api_process import ApiProcess
 from tests.integration.api_server import BEHIND_A_PROXY, ApiServer, serve
 from tests.integration.job_steps import new_job
+from tests.services.postgres import by_owner
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 MANY = 3_000
@@ -304,9 +305,7 @@ def test_a_fault_at_the_end_of_a_turn_is_told_and_ends_no_other_action(
 ) -> None:
     """Here the database refuses to note that an action fails, of which the filter is no text."""
     jobs, database = api.services.jobs, api.services.db
-    with database.begin() as tx:
-        for statement in REFUSALS[database.dialect]:
-            tx.execute(text(statement))
+    by_owner(database, *REFUSALS[database.dialect])
     new = NewAction(new_action_id(), "cancel", JobFilter(pipeline="\0"), "q", "anyone", None)
     jobs.begin_action(new)
     api.loop.call_soon_threadsafe(api.services.actions.wake)

@@ -15,6 +15,7 @@ from omni_jobs.database import sqlite
 from omni_jobs.database.clock import now
 from omni_jobs.database.database import Database
 from omni_jobs.errors import ConfigError, DatabaseUnavailable
+from tests.services.postgres import by_owner
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 sqlite_only = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -122,14 +123,13 @@ def test_after_a_failover_a_new_session_finds_the_primary(database_url: str) -> 
 def test_a_database_that_stays_read_only_is_unavailable(database: Database, database_url: str) -> None:
     name = database_url.rpartition("/")[2]
     read_only = Database(database_url, retry_for_s=0.3)
-    with database.begin() as tx:
-        tx.execute(text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
+    by_owner(database, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
     with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
         read_only.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
     with pytest.raises(DatabaseUnavailable, match="takes no writes"):
         read_only.check()
-    with database.begin() as tx:
-        tx.execute(text(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'))
+    writable = "SET default_transaction_read_only = off"
+    by_owner(database, writable, f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
     read_only.check()
     read_only.run(lambda tx: tx.execute(INSERT_WORKER, {"id": "a"}))
     read_only.close()
@@ -264,16 +264,16 @@ def test_names_of_files_may_hold_what_a_uri_may_not(tmp_path: Path) -> None:
 def test_a_schema_that_was_dropped_is_unavailable(database: Database) -> None:
     """Some or all of it; nothing that asks is told of a bug."""
     insert(database, "a")
-    database.run(lambda tx: tx.execute(text("DROP TABLE attempt_errors")))
+    by_owner(database, "DROP TABLE attempt_errors")
     with pytest.raises(DatabaseUnavailable, match="lacks the table attempt_errors"):
         database.check()
     with pytest.raises(DatabaseUnavailable, match="attempt_errors"):
         database.read(lambda tx: tx.execute(text("SELECT * FROM attempt_errors")))
-    database.run(lambda tx: tx.execute(text("DROP TABLE oldest_builds")))
-    database.run(lambda tx: tx.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    by_owner(database, "DROP TABLE oldest_builds")
+    by_owner(database, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(DatabaseUnavailable, match=r"schema is 9999, .* a newer version made it"):
         database.check()
-    database.run(lambda tx: tx.execute(text("DROP TABLE alembic_version")))
+    by_owner(database, "DROP TABLE alembic_version")
     with pytest.raises(DatabaseUnavailable, match="schema is empty"):
         database.check()
 

@@ -18,7 +18,7 @@ from omni_jobs.database.statement import Statement, Statements, execute_pipeline
 from omni_jobs.database.tables import WorkerRow
 from omni_jobs.jobs.life import claim, transition
 from omni_jobs.jobs.order import take_turns
-from tests.services.postgres import until_one_waits_for_a_lock
+from tests.services.postgres import as_owner, until_one_waits_for_a_lock
 
 postgresql_only = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -272,7 +272,7 @@ def test_postgresqls_log_shows_statements_without_their_values(
     database: Database, worker: str, logged: str, hidden: str | None
 ) -> None:
     url = database._engine.url
-    with psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False), autocommit=True) as tx:
+    with psycopg.connect(as_owner(url.render_as_string(hide_password=False)), autocommit=True) as tx:
         for setting in (f"log_statement = '{logged}'", hidden):
             if setting is not None:
                 tx.execute(f"ALTER DATABASE {url.database} SET {setting}")  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ from tests.integration.job_steps import (
     register,
     submit_one,
 )
+from tests.services.postgres import by_owner
 
 QUEUED, FAILED, COMPLETED = (frozenset([state]) for state in (JobState.QUEUED, JobState.FAILED, JobState.COMPLETED))
 
@@ -68,8 +69,7 @@ def test_what_a_tenant_reads_costs_nothing_for_the_jobs_of_others(jobs: Jobs, da
     own = [submit_one(jobs, new_job(tenant="b")).job_id for _ in range(2)]
     register(jobs, "w", slots=1)
     if database.dialect == "postgresql":
-        with database.begin() as tx:
-            tx.execute(text("ANALYZE"))
+        by_owner(database, "ANALYZE")
     plans: list[str] = []
     explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
 

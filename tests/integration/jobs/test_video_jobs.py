@@ -4,13 +4,14 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import NotFound
 from omni_jobs.jobs import Jobs
 from omni_jobs.jobs.read.videos import MOST_REQUEST
 from tests.integration.job_steps import complete_all, new_job, register, submit_one
+from tests.services.postgres import by_owner
 
 FILM: dict[str, Any] = {"graph": {"first": []}, "modalities": ["text", "video"]}
 
@@ -76,8 +77,7 @@ def test_no_list_walks_through_jobs_that_make_no_video(
     jobs.submit_all(many)
     film(jobs, tenant="a")
     if database.dialect == "postgresql":
-        with database.begin() as tx:
-            tx.execute(text("ANALYZE"))
+        by_owner(database, "ANALYZE")
     plans: list[str] = []
     explained = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import text
 
 from omni_jobs.database.database import Database
 from omni_jobs.database.statement import listed
@@ -26,6 +25,7 @@ from tests.integration.job_steps import (
     register_each,
     submit_one,
 )
+from tests.services.postgres import by_owner
 
 
 @pytest.fixture
@@ -122,8 +122,7 @@ def plan_of(database: Database, name: str, job_id: str) -> str:
 def test_a_poll_finds_rows_by_the_ids_of_jobs_alone(jobs: Jobs, database: Database) -> None:
     job_id, *_ = [each.job_id for each in jobs.submit_all([new_job() for _ in range(2000)])]  # type: ignore[union-attr]
     if database.dialect == "postgresql":
-        with database.begin() as tx:
-            tx.execute(text("ANALYZE"))
+        by_owner(database, "ANALYZE")
     for name, table in (("states", "jobs"), ("runs", "stage_runs")):
         plan = plan_of(database, name, job_id)
         assert f"SCAN {table}" not in plan
