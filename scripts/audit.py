@@ -125,7 +125,8 @@ def say(found: Audit) -> None:
         also = f" ({', '.join(each.also)})" if each.also else ""
         mended = f"mended in {', '.join(each.mended_in)}" if each.mended_in else "no version mends it yet"
         print(f"{each.package} {each.version}: {each.id}{also}: {mended}")
-    print(f"known vulnerabilities: {len(found.vulnerabilities)}, in {found.asked} packages")
+    if found.asked:
+        print(f"known vulnerabilities: {len(found.vulnerabilities)}, in {found.asked} packages")
 
 
 def warn(found: Audit, service: str, why: str) -> None:

@@ -1,13 +1,14 @@
 """docs/operations/troubleshooting.md names what there is, and all that an operator may see."""
 
 import re
+from collections import defaultdict
 from typing import get_args
 
 import pytest
 
 from omni_jobs.cli.exits import Exit
 from omni_jobs.doctor import EXAMINATIONS
-from omni_jobs.errors import OmniJobsError
+from omni_jobs.retry import DEFAULT_RETRIES, retry_delay
 from omni_jobs.views import WaitingView
 from tests.docs.pages import ROOT, page
 from tests.docs.test_docs import kinds
@@ -49,11 +50,10 @@ def test_every_code_of_an_error_is_there_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("cells", rows("A job ended without its result"), ids=lambda cells: cells[0])
-def test_what_is_tried_again_is_what_can_help(cells: list[str]) -> None:
-    """Not of each kind by itself: the classes of failures have their own numbers of retries, of some 0."""
+def test_what_is_tried_again_is_what_the_default_retries_say(cells: list[str]) -> None:
     for code in re.findall(r"`(.+?)`", cells[0]):
-        kind: type[OmniJobsError] = kinds()[code]
-        assert cells[1] == ("yes" if kind.retryable else "no"), code
+        failed = retry_delay(kinds()[code](), defaultdict(lambda: 1), DEFAULT_RETRIES)
+        assert cells[1] == ("no" if failed is None else "yes"), code
 
 
 def test_lines_of_logs_are_written_so() -> None:

@@ -138,3 +138,13 @@ def test_what_the_service_does_not_know_is_not_audited(
     found = script.read({"dependencies": dependencies})
     assert found.code == code
     assert found.lacking.keys() == {each["name"] for each in dependencies if "skip_reason" in each}
+
+
+def test_what_nobody_asked_for_is_not_told_to_be_well(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """At a mirror of PyPI that answers 404 for each package."""
+    found = script.read({"dependencies": [{"name": "a", "skip_reason": "Dependency not found on PyPI"}]})
+    script.say(found)
+    script.warn(found, "pypi", "")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("scripts/audit: NOTHING WAS AUDITED, no service answers: pypi answers, but knows none")
