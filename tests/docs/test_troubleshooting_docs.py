@@ -8,8 +8,9 @@ import pytest
 
 from omni_jobs.cli.exits import Exit
 from omni_jobs.doctor import EXAMINATIONS
+from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.retry import DEFAULT_RETRIES, retry_delay
-from omni_jobs.views import WaitingView
+from omni_jobs.views import JobView, WaitingView
 from tests.docs.pages import ROOT, page
 from tests.docs.test_docs import kinds
 
@@ -47,6 +48,14 @@ def test_every_code_of_an_error_is_there_and_no_other() -> None:
     shown = set(re.findall(r"`([a-z_]+)`", TEXT)) & kinds().keys()
     assert sorted(kinds().keys() - shown) == []
     assert sorted(set(JOBS) & set(REQUESTS)) == []
+
+
+def test_each_name_in_it_is_one_of_the_codes_or_of_what_a_job_shows() -> None:
+    shown = {*JobView.model_fields, *WaitingView.model_fields, *StageConfig.model_fields}
+    commands = {"doctor", "status", "top", "readyz"}
+    reasons = get_args(WaitingView.model_fields["reason"].annotation)
+    known = {*kinds(), *reasons, *EXAMINATIONS, "versions", *shown, *commands}
+    assert sorted(set(re.findall(r"`([a-z_]+)`", TEXT)) - known) == []
 
 
 @pytest.mark.parametrize("cells", rows("A job ended without its result"), ids=lambda cells: cells[0])
