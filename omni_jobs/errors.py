@@ -13,12 +13,14 @@
     │   ├── ForeignOrigin           a page of another origin sent the request
     │   ├── RangeNotSatisfiable     the part asked for lies behind the end
     │   ├── ConfigError             a stage config or a setting; names file, line and field
+    │   │   ├── VersionChanged          the file has the version of another one that jobs or workers have
     │   │   └── PluginBroken            an installed plug-in that it names cannot be loaded or is not what it should be
     │   ├── NotFound                no such job, artifact or pipeline
     │   ├── MethodNotAllowed        there is such a path, and it does not know the method
     │   ├── MethodUnknown           no path of this server knows the method
     │   ├── Conflict                the thing exists, and its state forbids the request
-    │   │   └── StillCancelling         retryable; the job to delete has not stopped yet
+    │   │   ├── StillCancelling         retryable; the job to delete has not stopped yet
+    │   │   └── VersionDraining         the version of the pipeline takes no new jobs
     │   ├── IdempotencyKeyReused    the key of a submit names the job of another request
     │   └── Gone                    the thing existed, and its time to live is over
     ├── PayloadError            a payload that cannot be read; names the field
@@ -246,6 +248,10 @@ class PluginBroken(ConfigError, code="plugin_broken", http_status=503):
     """A plug-in is broken."""
 
 
+class VersionChanged(ConfigError, code="version_changed", http_status=503):
+    """This version of the pipeline was another file: raise its version."""
+
+
 class NotFound(InvalidInput, code="not_found", http_status=404):
     """There is no such thing."""
 
@@ -264,6 +270,10 @@ class Conflict(InvalidInput, code="conflict", http_status=409):
 
 class StillCancelling(Conflict, code="still_cancelling", retryable=True):
     """The job is being cancelled: delete it again in a moment."""
+
+
+class VersionDraining(Conflict, code="version_draining"):
+    """This version of the pipeline is draining: it takes no new jobs."""
 
 
 class IdempotencyKeyReused(InvalidInput, code="idempotency_key_reused", http_status=422):

@@ -82,6 +82,20 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
+class NewVersion:
+    """The version of its pipeline on which a job is to go on.
+
+    stages   those of the job's stages that can go on there, by name
+    differs  of each other one, why it cannot
+    """
+
+    pipeline: PipelineId
+    version: str
+    stages: Mapping[str, NewStage]
+    differs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
     """A request that was checked whole and can be run.
 

@@ -108,6 +108,30 @@ class PipelineList(_View):
     pipelines: list[PipelineView]
 
 
+class PipelineVersionView(_View):
+    """A version of a pipeline that some server or worker has had: whether it takes new jobs, and what it has left."""
+
+    pipeline: str
+    version: str
+    digest: str  # of its file, as `omni-jobs pipelines check` shows it
+    state: Literal["serving", "draining"]
+    is_default: bool  # whether `model` means this version when it has no version
+    is_here: bool  # whether this server has its file
+    first_seen_at: datetime
+    draining_at: datetime | None
+    queued: int  # its jobs, of all tenants, by state
+    in_progress: int
+    cancelling: int
+    workers: int
+    workers_may_go: bool  # it is draining, and no job is left
+
+
+class PipelineVersionList(_View):
+    """The versions of all pipelines, by pipeline and the time when they were first seen."""
+
+    versions: list[PipelineVersionView]
+
+
 class AttemptErrorView(ErrorView):
     """The error of one failed attempt of a stage run."""
 

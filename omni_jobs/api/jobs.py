@@ -259,17 +259,31 @@ async def retry_job(
         str | None,
         Query(max_length=100, description="run this stage again, and all that follow it", examples=["talker"]),
     ] = None,
+    version: Annotated[
+        str | None,
+        Query(
+            max_length=20,
+            description="run them on this version of the pipeline, if its stages take what earlier ones have handed on",
+            examples=["2"],
+        ),
+    ] = None,
 ) -> Response:
     """Run again the stages of an ended job that did not succeed, `from_stage`, and all stages that follow these.
 
     Other stages do not run again. The job keeps its id, is `queued`, counts one more in `retries`, and has no
     deadline any more. 409 while the job has not ended, when no stage is to run, and when the data that a
     stage reads, or artifacts of stages that do not run again, are not kept any longer: the message then names a
-    stage from which it can go on.
+    stage from which it can go on. With `version` the job is of that version afterwards; 409 tells what differs.
     """
     may_be_high = caller.may(Scope.PRIORITY)
     await services.intake.retry(
-        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor
+        job_id,
+        from_stage,
+        caller.sees,
+        caller.limits,
+        version=version,
+        may_be_high=may_be_high,
+        by=caller.actor,
     )
     return await run_sync(lambda: _answer(asked_job(services, caller, job_id)))
 

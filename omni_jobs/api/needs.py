@@ -45,6 +45,8 @@ class Needs:
                 raise ServerBusy("the server is full, and many requests of this tenant are slow")
         if not caller.may(self.scope):
             raise MissingScope(f"this needs a key with the scope {self.scope}")
+        if self.scope is Scope.SUBMIT:
+            await services.versions.refresh()  # before the route asks which version a name means
         return caller
 
 

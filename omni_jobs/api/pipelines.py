@@ -18,12 +18,13 @@ router = APIRouter(prefix="/v1/pipelines", tags=["pipelines"])
 @router.get("", response_model=PipelineList, responses=errors(503))
 def list_pipelines(caller: Reader, services: ServicesDep) -> PipelineList:
     """List the pipelines that this server serves, each with its inputs, outputs, stages and parameters."""
+    services.versions.learn()
     paused = services.jobs.paused_stages()
     return PipelineList(pipelines=[_view(services, pipeline, paused) for pipeline in services.pipelines.values()])
 
 
 def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str], float]) -> PipelineView:
-    whole = services.pipelines.broken(pipeline.label) is None  # a broken plug-in's parameters cannot be known
+    whole = services.pipelines.broken(pipeline.reference) is None  # a broken plug-in's parameters cannot be known
     return PipelineView(
         name=pipeline.name,
         label=pipeline.label,

@@ -10,6 +10,7 @@ from omni_jobs.api.action_performer import ActionPerformer
 from omni_jobs.api.bulk_answers import AllAnswers
 from omni_jobs.api.readiness import ServerReadiness
 from omni_jobs.api.request_notes import RequestNotes
+from omni_jobs.api.served_versions import ServedVersions
 from omni_jobs.broker.broker import Broker
 from omni_jobs.broker.doorbell_metrics import DoorbellMetrics
 from omni_jobs.broker.relay import Relay
@@ -83,6 +84,7 @@ class Services:
         heard_by = [*self._submits_heard_by(), IntakeMetrics(self.metrics, self.pipelines)]
         new_span = None if self.spans is None else self.spans.new
         parts = (self.fetches, admissions, self.jobs, self.store, self.relay)
+        self.versions = ServedVersions(self.jobs, self.pipelines)
         self.intake = Intake(settings, *parts, observers=heard_by, new_span=new_span)
         connections = most_connections(settings)
         a_tenth = max(1, connections // 10)
@@ -127,7 +129,8 @@ class Services:
     def unavailable_reason(self, pipeline: Pipeline) -> ErrorView | None:
         """Return why all jobs of a pipeline are refused, such as a missing checkpoint; None if they are not."""
         try:
-            self.renderers.of(self.pipelines.named(pipeline.label))
+            self.pipelines.check_takes_jobs(pipeline)
+            self.renderers.of(self.pipelines.named(pipeline.reference))
         except OmniJobsError as error:
             return ErrorView(**error.to_dict())
         return None

@@ -20,6 +20,7 @@ from omni_jobs.cli import (
     tenants,
     top,
     usage,
+    versions,
     watch,
     workers,
 )
@@ -82,8 +83,15 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
 }
 _GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
     "pipelines": (
-        "Check and list stage configs, and divide cards among their stages.",
-        {"check": pipelines.check, "list": pipelines.list_, "fit": fit.fit},
+        "Check and list stage configs, divide cards among their stages, and go from version to version.",
+        {
+            "check": pipelines.check,
+            "list": pipelines.list_,
+            "fit": fit.fit,
+            "versions": versions.versions,
+            "drain": versions.drain,
+            "serve": versions.serve,
+        },
     ),
     "stages": (
         "List, pause and resume stages.",

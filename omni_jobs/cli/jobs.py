@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import act_on_each
@@ -122,6 +124,7 @@ def cancel(
 def retry(
     job_id: options.OneOrFilteredArgument = None,
     from_stage: options.FromStageOption = None,
+    version: options.OnVersionOption = None,
     wait: options.WaitOption = False,
     timeout: options.TimeoutOption = None,
     filters: options.FilterOption = None,
@@ -133,22 +136,27 @@ def retry(
     """Retry a job that has ended: the stages that did not succeed, and with --from-stage that stage and all after it.
 
     With --filter all jobs that match and have failed, expired or been cancelled are retried, after a question.
+    With --version a job goes on with another version of its pipeline. One that waits for a version which no worker
+    serves any more has to be cancelled first.
 
     \b
     Examples:
       omni-jobs retry --filter error_code=remote_unavailable --yes
       omni-jobs retry job-0193…
       omni-jobs retry job-0193… --from-stage talker --wait
+      omni-jobs retry job-0193… --version 2
     """
     from omni_jobs.cli.live import show_progress
 
     check_target(job_id, filters, dry_run, wait)
+    if job_id is None and version is not None:
+        raise typer.BadParameter("it is for one job", param_hint="--version")
     with connect(url) as client:
         if job_id is None:
             action = partial(client.retry_all, from_stage=from_stage)
             act_on_many(action, "retry", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
             return
-        job = client.retry(job_id, from_stage=from_stage)
+        job = client.retry(job_id, from_stage=from_stage, version=version)
         if wait:
             show_outcome(show_progress(client, job_id, timeout), as_json, None)
         else:

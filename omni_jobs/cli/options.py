@@ -216,6 +216,10 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 FromStageOption = Annotated[
     str | None, typer.Option("--from-stage", metavar="STAGE", help="Run this stage and all later ones again.")
 ]
+OnVersionOption = Annotated[
+    str | None,
+    typer.Option("--version", metavar="VERSION", help="Run them on this version of the pipeline."),
+]
 
 ForkStageOption = Annotated[
     str, typer.Option("--from", metavar="STAGE", help="Run this stage and all later ones; take over the others.")
@@ -303,6 +307,14 @@ ConcurrencyOption = Annotated[
 ]
 LogLevelOption = Annotated[str, typer.Option("--log-level", "-l", help="Lowest level that is logged.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the Celery command line.")]
+
+# Of versions.
+
+VersionArgument = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version of a pipeline.")]
+NoneLeftOption = Annotated[bool, typer.Option("--wait", "-w", help="Return once none of its jobs is left.")]
+NoneLeftTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Give up --wait after these seconds; it goes on draining.")
+]
 
 # Of stages.
 

@@ -20,6 +20,7 @@ from omni_jobs.views import (
     CalibrationView,
     EventView,
     JobView,
+    PipelineVersionView,
     StageRunView,
     WaitingView,
     WorkerView,
@@ -210,6 +211,23 @@ def stages_table(
         its = calibrations.get((pipeline, stage))
         held = "" if its is None or its.share is None else f"{its.share:.0%} of {its.estimates}"
         table.add_row(pipeline, stage, Text(moment(paused_at), style="yellow"), held)
+    return table
+
+
+def versions_table(versions: Sequence[PipelineVersionView]) -> Table:
+    """Return a line per version: its file, whether it takes new jobs, what is left of it, and its workers."""
+    table = table_of("version", "digest", "state", "since")
+    for title in ("queued", "in progress", "workers"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for each in versions:
+        since = each.first_seen_at if each.draining_at is None else each.draining_at
+        state = Text(each.state, style="" if each.state == "serving" else "yellow")
+        star = "*" if each.is_default else ""
+        remark = "its workers may go" if each.workers_may_go else "" if each.is_here else "no file here"
+        numbers = (str(each.queued), str(each.in_progress + each.cancelling), str(each.workers))
+        name = printable(f"{each.pipeline}@{each.version}{star}")
+        table.add_row(name, each.digest[:16], state, moment(since), *numbers, remark)
     return table
 
 

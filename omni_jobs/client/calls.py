@@ -32,6 +32,8 @@ from omni_jobs.views import (
     JobView,
     Page,
     PipelineList,
+    PipelineVersionList,
+    PipelineVersionView,
     PipelineView,
     ScalingView,
     StagePauseView,
@@ -143,6 +145,19 @@ class Calls(Generic[LinesT]):
         """
         request = HttpRequest("POST", f"/v1/workers/{quote(worker, safe='')}/{'drain' if is_drained else 'resume'}")
         return (yield from _view(WorkerDrainView, request))
+
+    def pipeline_versions(self) -> Steps[Sequence[PipelineVersionView]]:
+        """Return the versions of all pipelines that some server or worker has had. For a key with the scope admin."""
+        request = HttpRequest("GET", "/v1/pipelines/versions")
+        return (yield from _view(PipelineVersionList, request)).versions
+
+    def set_draining(self, reference: str, is_draining: bool) -> Steps[PipelineVersionView]:
+        """Let a version take no new jobs, by its NAME@VERSION, or let it take them again; return how it stands.
+
+        Raises NotFound.
+        """
+        path = f"/v1/pipelines/{quote(reference, safe='@')}/{'drain' if is_draining else 'serve'}"
+        return (yield from _view(PipelineVersionView, HttpRequest("POST", path)))
 
     def status(self) -> Steps[Status]:
         """Return how the stages, the workers and the newest jobs stand.
@@ -282,14 +297,17 @@ class Calls(Generic[LinesT]):
         """Cancel a job, and return it, perhaps still ``cancelling``; an ended one is unchanged. Raises NotFound."""
         return (yield from _view(JobView, HttpRequest("POST", _path(job_id, "/cancel"))))
 
-    def retry(self, job_id: str, *, from_stage: str | None = None) -> Steps[JobView]:
+    def retry(self, job_id: str, *, from_stage: str | None = None, version: str | None = None) -> Steps[JobView]:
         """Retry a job that has ended, and return it. Stages that did not succeed run again, and all that follow them.
 
-        So do ``from_stage`` and all that follow it. Raises NotFound, InvalidRequest for an unknown stage, TooManyJobs,
-        and Conflict if the job has not ended, no stage is to run, or data that the stages need are deleted already.
+        So do ``from_stage`` and all that follow it. With ``version`` they run on that version of the pipeline, if its
+        stages take what earlier ones have handed on; Conflict says what differs. Raises NotFound, InvalidRequest for an
+        unknown stage, TooManyJobs, and Conflict if the job has not ended, no stage is to run, or data that the stages
+        need are deleted already.
         """
         retries = (yield from self.get(job_id)).retries
-        params = {} if from_stage is None else {"from_stage": from_stage}
+        given = {"from_stage": from_stage, "version": version}
+        params = {name: value for name, value in given.items() if value is not None}
         try:
             return (yield from _view(JobView, HttpRequest("POST", _path(job_id, "/retry"), params=params)))
         except Conflict:

@@ -98,6 +98,8 @@ class ClientMethods(ABC, Generic[LinesT]):
     pipelines = Returning(Calls.pipelines)
     set_paused = Returning(Calls.set_paused)
     set_drained = Returning(Calls.set_drained)
+    pipeline_versions = Returning(Calls.pipeline_versions)
+    set_draining = Returning(Calls.set_draining)
     status = Returning(Calls.status)
     scaling = Returning(Calls.scaling)
     calibrations = Returning(Calls.calibrations)

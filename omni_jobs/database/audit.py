@@ -23,6 +23,8 @@ ActKind = Literal[
     "resume",
     "drain",
     "undrain",
+    "drain_version",
+    "serve_version",
     "create_key",
     "revoke_key",
     "create_tenant",

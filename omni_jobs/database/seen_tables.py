@@ -1,5 +1,5 @@
-"""The tables of what is seen over time: samples of stages, engines that are down, usage by day, actions, the audit;
-the holds of backups; and the oldest build.
+"""The tables of what is seen over time: samples of stages, engines that are down, versions of pipelines, usage by day,
+actions, the audit; the holds of backups; and the oldest build.
 
 As in ``tables``.
 """
@@ -156,6 +156,21 @@ class ActionRow(Base):
     changed_at: Mapped[float] = mapped_column(Seconds)  # of the last step
     finished_at: Mapped[float | None] = mapped_column(Seconds)
     stopped_by: Mapped[str | None] = mapped_column(NameType)  # Act.actor; None: nobody stopped it
+
+
+class PipelineVersionRow(Base):
+    """The row of a version of a pipeline, from the first time that a server or a worker had its file.
+
+    ``omni_jobs.jobs.order.pipeline_versions`` explains it.
+    """
+
+    __tablename__ = "pipeline_versions"
+
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    version: Mapped[str] = mapped_column(String(20), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))  # Pipeline.digest
+    first_seen_at: Mapped[float] = mapped_column(Seconds)
+    draining_at: Mapped[float | None] = mapped_column(Seconds)  # since when it takes no new jobs; None: it takes them
 
 
 class DeleteHoldRow(Base):

@@ -38,7 +38,7 @@ from omni_jobs.logs.texts import admitted
 from omni_jobs.new_job import NewJob, Origin
 from omni_jobs.observers import Observers
 from omni_jobs.priority import Priority
-from omni_jobs.requests import Fork, Submission, submission_of
+from omni_jobs.requests import Fork, Submission, other_version, submission_of
 from omni_jobs.settings import Settings
 from omni_jobs.states import JobState
 from omni_jobs.storage import ObjectStore, input_key
@@ -184,6 +184,7 @@ class Intake:
         tenant: str | None = None,
         limits: Limits = NO_LIMITS,
         *,
+        version: str | None = None,
         may_be_high: bool = True,
         by: str | None = None,
         states: Collection[JobState] | None = None,
@@ -191,36 +192,52 @@ class Intake:
     ) -> None:
         """Queue an ended job again: its stages that did not succeed, ``from_stage``, and all that follow these.
 
-        ``tenant`` is the one that asks, and has ``limits``; None may retry any job. ``may_be_high``: whether it may run
-        a job of high priority. ``by`` is the actor whom the audit names, ``states`` those in one of which the job is to
-        be, and ``as_step`` the step of an action that this is. Raises MissingScope, LimitReached, and the errors of
-        ``Jobs.retry``.
+        ``version``: the one of its pipeline on which they run; None: the job's own. ``tenant`` is the one that asks,
+        and has ``limits``; None may retry any job. ``may_be_high``: whether it may run a job of high priority. ``by``
+        is the actor whom the audit names, ``states`` those in one of which the job is to be, and ``as_step`` the step
+        of an action that this is. Raises MissingScope, LimitReached, and the errors of ``Jobs.retry``.
         """
         try:
             retry = partial(self._jobs.retry, job_id, from_stage, by=by, states=states, as_step=as_step)
-            await self._retry(job_id, tenant, limits, may_be_high, retry)
+            await self._retry(job_id, tenant, limits, may_be_high, retry, version)
         except OmniJobsError as error:
             self._observers.tell(IntakeObserver.retried, job_id, error)
             raise
         self._observers.tell(IntakeObserver.retried, job_id, None)
 
     async def _retry(
-        self, job_id: str, tenant: str | None, limits: Limits, may_be_high: bool, retry: Callable[..., set[str]]
+        self,
+        job_id: str,
+        tenant: str | None,
+        limits: Limits,
+        may_be_high: bool,
+        retry: Callable[..., set[str]],
+        version: str | None,
     ) -> None:
+        def do_retry() -> set[str]:
+            if version is None or version == job.pipeline_version:
+                return retry(artifacts=self._artifacts_of(job, job.pipeline_version))
+            origin = self._jobs.origin(job_id, tenant)
+            onto = other_version(origin, self._admissions.pipelines, version)
+            return retry(artifacts=self._artifacts_of(job, version), onto=onto)
+
         job = await run_sync(self._jobs.get, job_id, tenant)
         if job.priority is Priority.HIGH and not may_be_high:
             raise MissingScope("a high job takes a key with the scope priority", field="priority")
         with ExitStack() as stack:
             reservation = await self._room.take_for_retry(job, limits, stack)
-            queues = await run_sync(lambda: retry(artifacts=self._artifacts_of(job)))
+            queues = await run_sync(do_retry)
             reservation.taken = 1
         self._relay.ring(queues)
 
-    def _artifacts_of(self, job: JobView) -> Mapping[str, str]:
-        """Return which stage makes each artifact of a job, as far as its pipeline is served. Call this on a thread."""
+    def _artifacts_of(self, job: JobView, version: str) -> Mapping[str, str]:
+        """Return which stage makes each artifact of a job in this version, as far as its pipeline is served.
+
+        Call this on a thread.
+        """
         pipelines = self._admissions.pipelines
-        pipeline = pipelines.version_or_newest(job.pipeline, job.pipeline_version)
-        whole = pipeline is not None and pipelines.broken(pipeline.label) is None
+        pipeline = pipelines.version_or_newest(job.pipeline, version)
+        whole = pipeline is not None and pipelines.broken(pipeline.reference) is None
         return pipeline.artifacts_of(job.modalities) if pipeline is not None and whole else {}
 
     async def fork(self, job_id: str, fork: Fork) -> SubmitResult:

@@ -22,6 +22,7 @@ from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.observers import transition_observers
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
+from omni_jobs.jobs.order.pipeline_versions import KnownVersion, VersionWork
 from omni_jobs.jobs.read.audit import PastAct
 from omni_jobs.jobs.read.error_kinds import ErrorKind
 from omni_jobs.jobs.read.tally import NUMBER, TalliedJob, Tally
@@ -94,6 +95,7 @@ __all__ = [
     "Jobs",
     "JobsObserver",
     "KeptPayload",
+    "KnownVersion",
     "Matches",
     "NewAction",
     "NewJob",
@@ -123,6 +125,7 @@ __all__ = [
     "Tally",
     "TextPiece",
     "TransitionLog",
+    "VersionWork",
     "VideoJob",
     "VideoPage",
     "WantedText",

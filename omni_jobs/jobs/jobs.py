@@ -44,7 +44,9 @@ from omni_jobs.jobs.life.submit import known_keys, known_submits
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.order import advance
 from omni_jobs.jobs.order import paused_stages as paused
+from omni_jobs.jobs.order import pipeline_versions as versions
 from omni_jobs.jobs.order.down_engines import down_engines
+from omni_jobs.jobs.order.pipeline_versions import KnownVersion
 from omni_jobs.jobs.read import calibrate, job_view, watched
 from omni_jobs.jobs.read.audit import acts
 from omni_jobs.jobs.read.calibrate import calibrations
@@ -61,7 +63,7 @@ from omni_jobs.jobs.read.videos import video_job, video_jobs
 from omni_jobs.jobs.read.wait_reasons import wait_reasons
 from omni_jobs.jobs.read.waits import Detail
 from omni_jobs.jobs.values import Claims, Matches, Outcome, Report, RescueResult, SubmitResult
-from omni_jobs.new_job import NewJob
+from omni_jobs.new_job import NewJob, NewVersion
 from omni_jobs.observers import Observers
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
@@ -191,6 +193,7 @@ class Jobs:
         by: str | None = None,
         states: Collection[JobState] | None = None,
         as_step: tuple[ActionTurn, ActionStep] | None = None,
+        onto: NewVersion | None = None,
     ) -> set[str]:
         """Run an ended job again, as its user wishes, and return the queues to ring.
 
@@ -201,7 +204,7 @@ class Jobs:
 
         def retry(tx: Connection) -> set[str]:
             known = self._only_known_tenants
-            return retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, known, act, states)
+            return retry_job.retry(tx, job_id, from_stage, artifacts or {}, token, known, act, states, onto)
 
         def transaction(tx: Connection) -> set[str]:
             if as_step is None:
@@ -403,6 +406,23 @@ class Jobs:
         self._run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
 
     paused_stages = _reads(paused.paused_stages)
+
+    # A pipeline's version.
+
+    known_versions = _reads(versions.known_versions)
+    tell_versions = _writes(versions.tell_versions)
+    version_work = _reads(versions.version_work)
+
+    def set_draining(self, reference: str, *, is_draining: bool, by: str | None = None) -> KnownVersion:
+        """Let a version take no new jobs, or let it take them again.
+
+        :func:`omni_jobs.jobs.order.pipeline_versions.set_draining` says more, and what it raises.
+        """
+        act = new_act(by, "drain_version" if is_draining else "serve_version")
+        return self._db.run(lambda tx: versions.set_draining(tx, reference, is_draining, act))
+
+    # What cannot serve.
+
     down_engines = _reads(down_engines)
 
     # The embedded stack.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from omni_jobs.errors import ConfigError, NotFound, PluginBroken
+from omni_jobs.errors import ConfigError, NotFound, OmniJobsError, PluginBroken
 from omni_jobs.identity import PipelineId
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.graph_check import check_graph
@@ -30,8 +30,8 @@ class Pipelines(dict[str, Pipeline]):
     """Loaded pipelines by label, as ``load_pipelines`` makes them of a directory. Some may need a broken plug-in.
 
     The label of the newest version of a pipeline is its name, that of another one is NAME@VERSION. A reference is what
-    people write: NAME for the newest version that is here, or NAME@VERSION for that one, also if it is the newest.
-    ``[]`` takes labels alone.
+    people write: NAME@VERSION, or NAME for the newest version that is here and takes new jobs; where none takes any,
+    for the newest one. ``[]`` takes labels alone.
     """
 
     def __init__(
@@ -48,10 +48,27 @@ class Pipelines(dict[str, Pipeline]):
         self._files = files or {}
         self._broken = broken or {}
         self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by label: the file's state, its refusal
-        newest_first = sorted(self.values(), key=lambda pipeline: version_order(pipeline.version), reverse=True)
-        self._by_reference = {pipeline.reference: pipeline for pipeline in newest_first}
-        for pipeline in newest_first:
-            self._by_reference.setdefault(pipeline.name, pipeline)
+        self._newest_first = sorted(self.values(), key=lambda pipeline: version_order(pipeline.version), reverse=True)
+        self.refuse_new_jobs({})
+
+    def refuse_new_jobs(self, refused: Mapping[str, Callable[[], OmniJobsError]]) -> None:
+        """Take no new jobs from now on for these versions, by NAME@VERSION, but raise the error that is made of each.
+
+        All others take them. Any thread may look meanwhile.
+        """
+        by_reference = {pipeline.reference: pipeline for pipeline in self._newest_first}
+        for pipeline in sorted(self._newest_first, key=lambda pipeline: pipeline.reference in refused):
+            by_reference.setdefault(pipeline.name, pipeline)
+        self._by_reference, self._refused = by_reference, refused
+
+    def takes_jobs(self, pipeline: Pipeline) -> bool:
+        """Return whether a pipeline takes new jobs."""
+        return pipeline.reference not in self._refused
+
+    def check_takes_jobs(self, pipeline: Pipeline) -> None:
+        """Raise the error with which new jobs of a pipeline are refused, if they are."""
+        if (refusal := self._refused.get(pipeline.reference)) is not None:
+            raise refusal()
 
     def served(self, references: Sequence[str] | None) -> Pipelines:
         """Return the pipelines that the setting ``pipelines`` names: all versions of a NAME. All of them for None.
@@ -79,7 +96,7 @@ class Pipelines(dict[str, Pipeline]):
 
     def versions(self, name: str) -> list[Pipeline]:
         """Return all versions of the pipeline of this name, the newest first."""
-        return [each for key, each in self._by_reference.items() if each.name == name and key != name]
+        return [each for each in self._newest_first if each.name == name]
 
     def of(self, identity: PipelineId) -> Pipeline | None:
         """Return the very version of a pipeline that an identity means, or None: its file is not here.

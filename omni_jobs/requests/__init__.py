@@ -13,6 +13,7 @@ from omni_jobs.requests.deadline import cancel_after, check_deadline
 from omni_jobs.requests.fork import CHANGEABLE, Fork, admit_fork, parse_fork, submission_of
 from omni_jobs.requests.job_request import JobRequest
 from omni_jobs.requests.native import parse
+from omni_jobs.requests.other_version import other_version
 from omni_jobs.requests.submission import Submission, request_digest
 from omni_jobs.requests.upload import Upload
 
@@ -27,6 +28,7 @@ __all__ = [
     "cancel_after",
     "check_deadline",
     "links_of",
+    "other_version",
     "parse",
     "parse_fork",
     "request_digest",

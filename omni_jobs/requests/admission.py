@@ -45,11 +45,13 @@ def admit(
 
     Raises InvalidRequest and RequestTooLarge naming the field, NotFound for an unknown pipeline, ModelMissing where
     this host lacks the pipeline's checkpoint, DecodersUnavailable where no decoder takes the media just now, and
-    MissingScope for a priority that the caller may not ask for.
+    MissingScope for a priority that the caller may not ask for. Raises VersionDraining and VersionChanged for a version
+    that takes no new jobs.
     """
     request = submission.request
     check_caller(submission)
     pipeline = pipelines.named(request.model)
+    pipelines.check_takes_jobs(pipeline)
     choices = choices_of(request, pipeline, models or Renderers(settings))
     stages, parameters, renderer = choices.stages, choices.parameters, choices.renderer
     contents = Contents(pipeline, settings, submission.fetched)

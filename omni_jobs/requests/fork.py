@@ -97,11 +97,11 @@ def submission_of(fork: Fork, origin: Origin, pipelines: Pipelines) -> Submissio
     """
     pipeline = pipelines.of(origin.pipeline) or pipelines.named(origin.pipeline.name)
     _check_file(origin, pipeline)
-    changes = JobRequest.parse({**fork.changes, "model": pipeline.label})  # wrong types end here
+    changes = JobRequest.parse({**fork.changes, "model": pipeline.reference})  # wrong types end here
     modalities = list(fork.changes.get("modalities") or origin.request["modalities"])
     stages = pipeline.stages_for(modalities_of(changes.model_copy(update={"modalities": modalities}), pipeline))
     whole: dict[str, Any] = {
-        "model": pipeline.label,
+        "model": pipeline.reference,
         "modalities": modalities,
         "stages": _parameters(changes, origin, stages),
         "seed": origin.seed,
@@ -144,6 +144,7 @@ def admit_fork(
     request = submission.request
     check_caller(submission)
     pipeline = pipelines.named(request.model)
+    pipelines.check_takes_jobs(pipeline)
     choices = choices_of(request, pipeline, models or Renderers(settings))
     names = [stage.name for stage in choices.stages]
     if fork.from_stage not in names:

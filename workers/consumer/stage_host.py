@@ -24,7 +24,7 @@ from omni_jobs.broker.relay import Relay
 from omni_jobs.cards import shortage
 from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
-from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError, VersionChanged
 from omni_jobs.jobs import Jobs, NewWorker, Retention, transition_observers
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
@@ -98,10 +98,10 @@ class StageHost:
         )
         self._relay = Relay(app.broker, [DoorbellMetrics(self._metrics)])
         prune_after_s = Retention.of(settings).without_payloads_s
-        jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=transition_observers(self._spans))
+        self._jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=transition_observers(self._spans))
         self.worker = self._new_worker(slot)
         self._ledger = Ledger(
-            jobs,
+            self._jobs,
             self.worker,
             self._relay,
             settings,
@@ -138,12 +138,14 @@ class StageHost:
 
         Waits for the database and its migration until cancelled, because services start in any order. Raises SlotTaken
         when another worker lives there, and DatabaseUnavailable if it goes away then and ``keep_trying`` returns False.
+        It also waits while jobs or workers have another file of this version: no job would have this one's.
         """
         while True:
             try:
                 await asyncio.to_thread(self._database.check)
+                await asyncio.to_thread(self._tell_version)
                 break
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, VersionChanged) as error:
                 logger.error("waiting: %s", error)
             await asyncio.sleep(_DATABASE_PAUSE_S)
         await asyncio.to_thread(self._ledger.take_slot, asyncio.get_running_loop())
@@ -153,6 +155,15 @@ class StageHost:
 
             self._metrics_server = MetricsServer(self._metrics, self._settings)
             self._metrics_server.start()
+
+    def _tell_version(self) -> None:
+        """Tell SQL of the version that this worker serves. Raises VersionChanged and DatabaseUnavailable."""
+        its, version = self._pipeline.id, self._pipeline.version
+        known = {each.reference: each for each in self._jobs.tell_versions([(its, version)])}[self._pipeline.reference]
+        if known.pipeline != its:
+            raise known.changed_to(its)
+        if known.draining_at is not None:
+            logger.warning("%s is draining: it takes no new jobs, and this worker serves what is left", known.reference)
 
     def prepare(self) -> Sequence[str]:
         """Open the object store and make the stage's engine, which loads nothing yet; return the cards that it uses.

@@ -1,6 +1,6 @@
 """Retry: run an ended job again at its user's wish, from the stage that failed or from an earlier one."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
@@ -30,7 +30,9 @@ from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.order.take_turns import take_turns
 from omni_jobs.jobs.order.virtual_times import Wish
 from omni_jobs.jobs.values import Change
-from omni_jobs.priority import Priority
+from omni_jobs.new_job import NewVersion
+from omni_jobs.priority import Priority, queue_of
+from omni_jobs.retry import DEFAULT_RETRIES
 from omni_jobs.states import JobState, StageRunState
 
 KEPT_EVENTS: Final = 100
@@ -93,6 +95,7 @@ def retry(
     only_known_tenants: bool = False,
     act: Act | None = None,
     states: Collection[JobState] | None = None,
+    onto: NewVersion | None = None,
 ) -> set[str]:
     """Run an ended job again, and return the queues to ring.
 
@@ -102,11 +105,13 @@ def retry(
     ``artifacts`` are those that the job makes: names without suffixes, each with its stage. ``retry_token`` is a random
     text, the same whenever this transaction is tried again. It is kept in the job's event, so that a try whose
     predecessor was committed changes nothing and returns the same queues. ``states``: the job is to be in one of these.
+    ``onto``: the version of its pipeline on which they run; None: the job's own.
 
     Raises NotFound, and InvalidRequest for an unknown ``from_stage``. Raises Conflict while the job has not ended, is
     in none of the ``states``, or its objects are being deleted, when no stage is to run, and when an input is not kept
     any longer or an artifact of a stage that does not run again; its message then says where to retry, or to submit
-    anew. With ``only_known_tenants`` it raises Unauthenticated for a job whose tenant has no row.
+    anew. So it does where a stage that runs again cannot run ``onto`` that version. With ``only_known_tenants`` it
+    raises Unauthenticated for a job whose tenant has no row.
     """
     ask_for(tx, [job_id])  # before the job is locked, as the rescuer takes these locks
     transition = JobTransition.of_job(tx, job_id)
@@ -128,18 +133,15 @@ def retry(
     kept = {name: stage for name, stage in artifacts.items() if stage in runs and stage not in again}
     check_artifacts(tx, job_id, kept, "retry from that stage, or submit it anew")
     before = stored_bytes.of_jobs(tx, [job_id])
+    queue_by_stage = {run.stage: run.queue for run in in_order} if onto is None else _move(tx, job_id, in_order, onto)
     _start_over(tx, job_id, in_order, retry_token, transition.now)
     limited = _give_turn(tx, job_id, only_known_tenants)
     ready = [run for run in in_order if not again.intersection(run.inputs)]
-    if limited is not None:
-        tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
-        queues = quota.enter(tx, {job_id: limited})
-    else:
-        QUEUE_IF_PENDING.run(tx, [(run.id, transition.now) for run in ready])
-        queues = {run.queue for run in ready}
+    queues = _queue(tx, job_id, ready, limited, transition.now, queue_by_stage)
     stored_bytes.add(tx, stored_bytes.change(before, stored_bytes.of_jobs(tx, [job_id])))
     if act is not None:
-        act.note(tx, job_id, transition.only_tenant([job_id]), from_stage=from_stage)
+        version = {} if onto is None else {"version": onto.version}
+        act.note(tx, job_id, transition.only_tenant([job_id]), from_stage=from_stage, **version)
     note([Change(job_id, JobState.QUEUED, traceparent=transition.traceparents.get(job_id))])
     return queues
 
@@ -204,6 +206,30 @@ def _check_inputs(job: AnyRow, runs: Mapping[str, Run | AnyRow], again: Collecti
         )
 
 
+def _move(tx: Connection, job_id: str, runs: Sequence[Run], onto: NewVersion) -> dict[str, str]:
+    """Let a job and these of its stage runs be of another version; return their queues by stage.
+
+    Raises Conflict if they cannot run there.
+    """
+    if differing := [f"{run.stage} {onto.differs[run.stage]}" for run in runs if run.stage in onto.differs]:
+        raise Conflict(f"the job cannot go on in version {onto.version}: {'; '.join(differing)}", field="version")
+    of_job = {"pipeline_digest": onto.pipeline.digest, "pipeline_version": onto.version}
+    change = update(JobRow).where(JobRow.id == job_id).values(**of_job).returning(JobRow.priority)
+    priority = Priority(tx.execute(change).scalar_one())
+    queues: dict[str, str] = {}
+    for run in runs:
+        stage = onto.stages[run.stage]
+        queues[run.stage] = queue_of(stage.queue, priority)
+        values = {
+            "pipeline_digest": onto.pipeline.digest,
+            "queue": queues[run.stage],
+            "retries": None if stage.retries == DEFAULT_RETRIES else stage.retries.model_dump(exclude_defaults=True),
+            "queue_limit_s": stage.queue_limit_s,
+        }
+        tx.execute(update(StageRunRow).where(StageRunRow.id == run.id).values(**values))
+    return queues
+
+
 def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, at: float) -> None:
     """Delete the payloads and artifacts of these stage runs, and queue the job like a new one.
 
@@ -239,6 +265,22 @@ def _start_over(tx: Connection, job_id: str, runs: list[Run], retry_token: str, 
     INSERT_EVENT.run(tx, [(job_id, _RETRIED, encode_json(data), at)])
     tx.execute(_FORGET_EVENTS, {"job": job_id})
     tx.execute(_FORGET_ERRORS, {"ids": ids})
+
+
+def _queue(
+    tx: Connection,
+    job_id: str,
+    ready: Sequence[Run],
+    limited: Wish | None,
+    at: float,
+    queue_by_stage: Mapping[str, str],
+) -> set[str]:
+    """Queue the stage runs that can begin, or hold them by the quota of their tenant; return the queues to ring."""
+    if limited is not None:
+        tx.execute(update(StageRunRow).where(StageRunRow.id.in_([run.id for run in ready])).values(reason=QUOTA))
+        return quota.enter(tx, {job_id: limited})
+    QUEUE_IF_PENDING.run(tx, [(run.id, at) for run in ready])
+    return {queue_by_stage[run.stage] for run in ready}
 
 
 def _give_turn(tx: Connection, job_id: str, only_known_tenants: bool) -> Wish | None:

@@ -1,0 +1,220 @@
+"""Versions of pipelines over HTTP and by the command: which takes new jobs, what is left, when workers may go."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner, Result
+
+from omni_jobs.cli import Exit, app
+from omni_jobs.client import AsyncClient, Client
+from omni_jobs.errors import VersionChanged, VersionDraining
+from omni_jobs.jobs import NewWorker
+from omni_jobs.pipelines.loader import load_pipelines
+from omni_jobs.settings import Settings
+from tests.integration.api_server import ApiServer, serve, server_settings
+from tests.integration.echo_stack import PIPELINE
+
+NEXT = PIPELINE.replace('version: "1"', 'version: "2"')
+EDITED = PIPELINE.replace("    produces: text\n", "    produces: text\n    parameters: {delay_s: 0.01}\n")
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Path:
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "echo.yaml").write_text(PIPELINE)
+    (configs / "next.yaml").write_text(NEXT)
+    return configs
+
+
+@pytest.fixture
+def settings(database_url: str, valkey_url: str, tmp_path: Path, configs: Path) -> Settings:
+    return server_settings(tmp_path, valkey_url, database_url=database_url, stage_configs=configs)
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[ApiServer]:
+    with serve(settings) as server:
+        yield server
+
+
+def submit(api: ApiServer, model: str) -> Any:
+    return api.http.post("/v1/jobs", json={"model": model, "messages": [{"role": "user", "content": "x"}]})
+
+
+def version_of(api: ApiServer, model: str) -> str:
+    """Submit a job, and return the version that it got."""
+    answer = submit(api, model)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["pipeline_version"])
+
+
+def versions(api: ApiServer) -> dict[str, dict[str, Any]]:
+    shown = api.http.get("/v1/pipelines/versions").json()["versions"]
+    return {f"{each['pipeline']}@{each['version']}": each for each in shown}
+
+
+def settle(api: ApiServer) -> None:
+    """Let it be long ago that versions began to drain."""
+    api.services.db.run(lambda tx: tx.execute(text("UPDATE pipeline_versions SET draining_at = draining_at - 60")))
+
+
+def test_a_draining_version_takes_no_new_jobs_and_the_name_means_another_one(api: ApiServer) -> None:
+    assert [version_of(api, model) for model in ("echo", "echo@1", "echo@2")] == ["2", "1", "2"]
+    told = api.http.post("/v1/pipelines/echo@2/drain").json()
+    assert (told["state"], told["is_default"], told["queued"], told["workers_may_go"]) == ("draining", False, 2, False)
+    assert api.http.post("/v1/pipelines/echo@2/drain").json() == told, "a second drain changed something"
+    assert version_of(api, "echo") == "1"
+    refused = submit(api, "echo@2")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["field"]) == (409, "version_draining", "model")
+    assert "name echo@1" in error["message"]
+    troubles = {each["version"]: each["trouble"] for each in api.http.get("/v1/pipelines").json()["pipelines"]}
+    assert (troubles["1"], troubles["2"]["code"]) == (None, "version_draining")
+    assert api.http.get("/readyz").status_code == 200
+
+    api.http.post("/v1/pipelines/echo@1/drain")
+    for model in ("echo", "echo@1"):
+        assert "no other version takes any" in submit(api, model).json()["error"]["message"]
+    assert api.http.post("/v1/pipelines/echo@2/serve").json()["state"] == "serving"
+    assert version_of(api, "echo") == "2"
+    acts = [(act.action, act.target) for act in api.services.jobs.acts()]
+    assert acts == [("serve_version", "echo@2"), ("drain_version", "echo@1"), ("drain_version", "echo@2")]
+
+
+def test_every_view_goes_by_the_version_that_takes_jobs(api: ApiServer) -> None:
+    api.http.post("/v1/pipelines/echo@2/drain")
+    answer = api.http.post("/v1/responses", json={"model": "echo", "input": "x", "background": True})
+    assert answer.status_code == 200, answer.text
+    assert [job.pipeline_version for job in api.services.jobs.list(limit=5).jobs] == ["1"]
+    refused = api.http.post("/v1/responses", json={"model": "echo@2", "input": "x", "background": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_draining")
+    job_id = submit(api, "echo@1").json()["id"]
+    api.http.post("/v1/pipelines/echo@1/drain")
+    fork = api.http.post(f"/v1/jobs/{job_id}/fork", json={"from_stage": "first"})
+    assert (fork.status_code, fork.json()["error"]["code"]) == (409, "version_draining")
+
+
+def test_another_server_learns_of_it_while_it_takes_jobs(api: ApiServer, settings: Settings) -> None:
+    with serve(settings) as other:
+        assert version_of(other, "echo") == "2"
+        api.http.post("/v1/pipelines/echo@2/drain")
+        for _ in range(10_000):  # as fast as it answers, for two seconds at the most
+            if version_of(other, "echo") == "1":
+                break
+        else:
+            pytest.fail("the other server never learned of the drain")
+
+
+def test_what_is_left_is_told_until_the_workers_may_go(api: ApiServer) -> None:
+    job_id = submit(api, "echo@1").json()["id"]
+    echo = api.services.pipelines["echo@1"]
+    worker = NewWorker("w", "w", echo.stage_id("first"), "host", 1, 4, echo.version)
+    api.services.jobs.register_worker(worker, 60.0)
+    api.http.post("/v1/pipelines/echo@1/drain")
+    settle(api)
+    left = versions(api)["echo@1"]
+    assert (left["queued"], left["in_progress"], left["workers"], left["workers_may_go"]) == (1, 0, 1, False)
+    api.services.jobs.claim("w", 1)
+    assert versions(api)["echo@1"]["in_progress"] == 1
+    waits = run(api, "drain", "echo@1", "--wait", "--timeout", "0")
+    assert (waits.exit_code, "1 jobs left" in waits.output) == (Exit.TIMEOUT, True), waits.output
+    api.services.jobs.retire_worker("w")
+    api.http.post(f"/v1/jobs/{job_id}/cancel")
+    may_go = versions(api)["echo@1"]
+    assert (may_go["workers_may_go"], may_go["workers"], may_go["in_progress"]) == (True, 0, 0)
+    assert not versions(api)["echo@2"]["workers_may_go"], "it is not draining"
+    ended = run(api, "drain", "echo@1", "--wait", "--json")
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["workers_may_go"]
+
+
+def test_a_version_that_has_just_begun_to_drain_keeps_its_workers(api: ApiServer) -> None:
+    """Another server may take a job of it for some seconds."""
+    versions(api)
+    assert not api.http.post("/v1/pipelines/echo@1/drain").json()["workers_may_go"]
+
+
+def test_a_version_that_was_another_file_takes_no_jobs_while_somebody_has_that(
+    api: ApiServer, settings: Settings, configs: Path
+) -> None:
+    job_id = submit(api, "echo@1").json()["id"]
+    (configs / "echo.yaml").write_text(EDITED)
+    edited = load_pipelines(configs)["echo@1"]
+    with serve(settings) as other:
+        refused = submit(other, "echo@1")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (503, "version_changed")
+        assert "raise `version`" in error["message"]
+        assert edited.digest[:16] in error["message"]
+        assert version_of(other, "echo") == "2", "another version is refused as well"
+        api.http.post(f"/v1/jobs/{job_id}/cancel")
+        other.services.versions.learn()
+        assert version_of(other, "echo@1") == "1"
+    assert versions(api)["echo@1"]["digest"] == edited.digest
+    api.services.versions.learn()
+    assert submit(api, "echo@1").json()["error"]["code"] == "version_changed", "the server with the old file"
+
+
+def test_a_worker_of_the_other_file_keeps_it_too(api: ApiServer, settings: Settings, configs: Path) -> None:
+    versions(api)
+    echo = api.services.pipelines["echo@1"]
+    worker = NewWorker("w", "w", echo.stage_id("first"), "host", 1, 4, echo.version)
+    api.services.jobs.register_worker(worker, 60.0)
+    (configs / "echo.yaml").write_text(EDITED)
+    with serve(settings) as other:
+        assert submit(other, "echo@1").status_code == 503
+        api.services.jobs.retire_worker("w")
+        other.services.versions.learn()
+        assert submit(other, "echo@1").status_code == 202
+
+
+@pytest.mark.parametrize("name", ["echo", "echo@3", "nobody@1", "%00", "%20", "..", "echo@1%2F", "x" * 300])
+@pytest.mark.parametrize("what", ["drain", "serve"])
+def test_an_unknown_version_is_a_404_and_changes_nothing(api: ApiServer, name: str, what: str) -> None:
+    versions(api)
+    answer = api.http.post(f"/v1/pipelines/{name}/{what}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert {each["state"] for each in versions(api).values()} == {"serving"}
+    assert api.services.jobs.acts() == []
+
+
+# The client and the command.
+
+
+def run(api: ApiServer, *arguments: str) -> Result:
+    url = f"http://{api.host}:{api.port}"
+    return CliRunner().invoke(app, ["pipelines", *arguments, "--url", url], env={"COLUMNS": "200"})
+
+
+def test_the_client_knows_the_errors(api: ApiServer) -> None:
+    with Client(f"http://{api.host}:{api.port}") as client:
+        assert [each.version for each in client.pipeline_versions()] == ["1", "2"]
+        assert client.set_draining("echo@1", True).state == "draining"
+        with pytest.raises(VersionDraining):
+            client.submit({"model": "echo@1", "messages": [{"role": "user", "content": "x"}]})
+        assert client.set_draining("echo@1", False).state == "serving"
+    assert not VersionChanged().retryable
+
+
+async def test_the_asynchronous_client_has_them_too(api: ApiServer) -> None:
+    async with AsyncClient(f"http://{api.host}:{api.port}") as client:
+        assert len(await client.pipeline_versions()) == 2
+        assert (await client.set_draining("echo@1", True)).state == "draining"
+
+
+def test_the_commands_list_drain_and_serve(api: ApiServer) -> None:
+    listed = run(api, "versions").output
+    assert "echo@2*" in listed
+    assert "echo@1 " in listed
+    assert "draining" in run(api, "drain", "echo@2").output
+    shown = {each["version"]: each for each in json.loads(run(api, "versions", "--json").output)}
+    assert (shown["1"]["is_default"], shown["2"]["state"]) == (True, "draining")
+    assert json.loads(run(api, "serve", "echo@2", "--json").output)["state"] == "serving"
+    unknown = run(api, "drain", "echo@9")
+    assert (unknown.exit_code, "known are: echo@1, echo@2" in unknown.output) == (Exit.NOT_FOUND, True)
+    assert "bounds --wait" in run(api, "drain", "echo@1", "--timeout", "1").output
