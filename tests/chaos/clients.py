@@ -253,7 +253,7 @@ class Client:
             if record.deadline_s is not None:
                 headers["Cancel-After"] = str(record.deadline_s)
             answer = self._ask("POST", record.path, record, json=record.body, headers=headers)
-            if answer is None or answer.status_code in (429, 503):
+            if answer is None or answer.status_code in (429, 503) or _is_draining(answer):
                 record.doubts += 1
                 record.try_at = time.monotonic() + self.random.uniform(0.2, 1.0)
                 continue
@@ -455,3 +455,8 @@ class Client:
     def _violation(self, sentence: str) -> None:
         self.clients.log.write(client=self.number, op="violation", what=sentence)
         self.clients.violation(sentence)
+
+
+def _is_draining(answer: httpx2.Response) -> bool:
+    """Whether a submit was refused because its version takes no new jobs, so that the client comes again later."""
+    return answer.status_code == 409 and answer.json()["error"]["code"] == "version_draining"

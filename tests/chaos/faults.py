@@ -20,9 +20,10 @@ from typing import Literal
 import redis
 from sqlalchemy import exc
 
+from omni_jobs.errors import NotFound
 from tests.chaos.processes import Supervised
 from tests.chaos.recovery import Held, Recoveries
-from tests.chaos.stack import LEASE_S, WEIGHTS, ChaosStack, Worker
+from tests.chaos.stack import ASKING, LEASE_S, WEIGHTS, ChaosStack, Worker
 
 __all__ = ["KINDS", "Chaos", "Fault", "Faults", "NotUndone", "Nothing", "Struck", "fault"]
 
@@ -321,6 +322,16 @@ def pause_stage(chaos: Chaos) -> None:
     """A stage is paused for some seconds: what it runs goes on, and nothing of it is claimed."""
     with chaos.stack.paused(chaos.random.choice(("first", "second"))):
         chaos.wait(1, 6)
+
+
+@fault("tenants", weight=2)
+def drain_version(chaos: Chaos) -> None:
+    """The version of a pipeline takes no new jobs for some seconds: those that it has go on, and clients come again."""
+    try:
+        with chaos.stack.draining(chaos.random.choice(("echo", "echo", ASKING))):
+            chaos.wait(2, 6)
+    except NotFound:
+        raise Nothing("no server has told of its versions yet") from None
 
 
 # -- API servers and rescuers ------------------------------------------------------------------

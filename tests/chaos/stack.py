@@ -462,6 +462,20 @@ class ChaosStack:
             finally:
                 jobs.resume(StageId(PipelineId("echo", ""), stage))
 
+    @contextmanager
+    def draining(self, pipeline: str) -> Iterator[None]:
+        """The only version of a pipeline takes no new jobs meanwhile. Waits for a database that is away.
+
+        Raises NotFound where no server has told of it yet.
+        """
+        with closing(Database(self._url(), retry_for_s=120.0)) as database:
+            jobs = Jobs(database)
+            jobs.set_draining(f"{pipeline}@1", is_draining=True)
+            try:
+                yield
+            finally:
+                jobs.set_draining(f"{pipeline}@1", is_draining=False)
+
     def outlast_requests(self) -> None:
         """Make all notes of requests older than they are kept: the rescuers are to remove them."""
         engine = self._engine()

@@ -34,6 +34,7 @@ ANSWERED, UNANSWERED = "answered", "no answer"
 NAMED = frozenset(
     {
         *("server_busy", "database_unavailable", "storage_unavailable", "storage_full", "broker_unavailable"),
+        "version_draining",
         *("too_many_jobs", "too_many_running_jobs", "still_running", "text_changed", "object_missing"),
         *("object_corrupt", "payload_corrupt", "failed"),
     }
