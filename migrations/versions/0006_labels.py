@@ -32,7 +32,7 @@ _INSERT = sa.text(
 
 def upgrade() -> None:
     is_sqlite = op.get_context().dialect.name == "sqlite"
-    # PostgreSQL locks jobs for the reference, and checks each row that has it: it comes last.
+    # PostgreSQL locks jobs for the reference: it comes last, and 0007 checks the rows that have it.
     reference = [sa.ForeignKey("jobs.id", ondelete="CASCADE")] if is_sqlite else []
     op.create_table(
         "job_labels",
@@ -47,8 +47,10 @@ def upgrade() -> None:
         _fill(op.get_bind())
     op.create_index("ix_job_labels_job_id", "job_labels", ["job_id"])
     if not is_sqlite:
-        op.execute("DELETE FROM job_labels WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id)")
-        op.create_foreign_key("fk_job_labels_job_id", "job_labels", "jobs", ["job_id"], ["id"], ondelete="CASCADE")
+        op.execute(
+            "ALTER TABLE job_labels ADD CONSTRAINT fk_job_labels_job_id FOREIGN KEY (job_id) REFERENCES jobs (id) "
+            "ON DELETE CASCADE NOT VALID"
+        )
 
 
 def downgrade() -> None:

@@ -1,4 +1,4 @@
-"""Indexes of the jobs that make a video.
+"""Indexes of the jobs that make a video. On PostgreSQL also the check of the labels that 0006 has made.
 
 Revision: 0007
 """
@@ -18,6 +18,10 @@ _FOR_ALL = """CASE WHEN replace(modalities, '"video"', '') <> modalities || '' T
 
 
 def upgrade() -> None:
+    if op.get_context().dialect.name == "postgresql":
+        # The labels of jobs that were deleted while 0006 filled them; since its end, labels go with their job.
+        op.execute("DELETE FROM job_labels WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id)")
+        op.execute("ALTER TABLE job_labels VALIDATE CONSTRAINT fk_job_labels_job_id")
     build_index("ix_jobs_video", "jobs", ["id"], where=_FOR_ALL)
     build_index("ix_jobs_tenant_video", "jobs", ["tenant", "id"], where=_MAKES_VIDEO)
 

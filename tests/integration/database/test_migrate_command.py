@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -136,12 +137,13 @@ def test_a_revision_that_commits_before_its_end_can_be_begun_again() -> None:
     for each in revisions():
         written = statements("postgresql", each, back=False)
         if any("CONCURRENTLY" in statement for statement in written):
-            assert all("IF NOT EXISTS" in statement for statement in written), each.number
+            again = [statement for statement in written if not re.match(r"DELETE|ALTER TABLE \w+ VALIDATE", statement)]
+            assert all("IF NOT EXISTS" in statement for statement in again), each.number
 
 
 @pytest.mark.parametrize("number", NUMBERS[1:])
 def test_an_index_of_a_table_that_may_be_large_is_built_while_others_write(number: str) -> None:
-    """Only 0006 holds a lock on such a table while it works; docs/operations/upgrade.md says for how long."""
+    """Only 0006 takes a lock on such a table, as the last that it does; 0007 checks the rows without one."""
     (revision,) = [each for each in revisions() if each.number == number]
     large = ("jobs", "stage_runs", "events", "attempt_errors", "artifacts")
     held = {change.lock for change in changes("postgresql", revision) if change.lock.startswith("SHARE")}
