@@ -322,10 +322,10 @@ def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, di
         assert mentioned <= set(service.get("secrets", [])), name
     assert set(services["valkey"]["secrets"]) == {"valkey_users"}
     of_workers = {secret for service in workers(services).values() for secret in service["secrets"]}
-    assert of_workers == {"database_url", "worker_broker_url", "s3_credentials"}
+    assert of_workers == {"database_url", "worker_broker_url", "worker_s3_credentials"}
     assert set(services["migrate"]["secrets"]) == {"owner_url", "database_url"}
     assert [name for name, service in services.items() if "owner_url" in service.get("secrets", [])] == ["migrate"]
-    assert services["bucket"]["secrets"] == ["s3_credentials"]
+    assert services["bucket"]["secrets"] == ["bucket_s3_credentials"]
 
 
 def test_each_container_has_the_secrets_that_it_reads_and_no_others(services: dict[str, dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
+from omni_jobs.errors import StorageError
+from omni_jobs.settings import Settings
+from omni_jobs.storage import ObjectStore, open_store
 from tests.integration.echo_stack import EchoStack
 from tests.services.fault_proxy import FaultProxy
 from tests.services.seaweedfs import weed_ports, weed_program
@@ -140,9 +143,9 @@ def test_the_bucket_is_made_with_the_credentials_file_alone(
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("AWS_", "OMNI_JOBS_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets / "s3_credentials"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets / "bucket_s3_credentials"))
     monkeypatch.setenv("OMNI_JOBS_S3_ENDPOINT_URL", object_store)
-    monkeypatch.setenv("OMNI_JOBS_STORAGE_URL", "s3://some-bucket/prefix")
+    monkeypatch.setenv("OMNI_JOBS_STORAGE_URL", "s3://omni-jobs/prefix")
     program, *arguments = services["bucket"]["command"]
     assert program == "omni-jobs"
     monkeypatch.setenv("OMNI_JOBS_DATA_DIR", "/proc/none")  # the container can write nowhere
@@ -151,7 +154,7 @@ def test_the_bucket_is_made_with_the_credentials_file_alone(
         made = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=120)
         assert made.returncode == 0, made.stderr
     client = boto3.session.Session().client("s3", endpoint_url=object_store, region_name="us-east-1")
-    assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["some-bucket"]
+    assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["omni-jobs"]
     stranger = boto3.session.Session().client(
         "s3", endpoint_url=object_store, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
     )
@@ -163,4 +166,60 @@ def test_the_bucket_is_made_with_the_credentials_file_alone(
             with proxy.fault(status=403, code="AccessDenied", method=method):  # a key that may list no buckets; no key
                 made = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, timeout=120)
             assert (made.returncode == 0) == succeeds, made.stderr
-            assert succeeds or "is the bucket some-bucket yours, and may these credentials write to it?" in made.stderr
+            assert succeeds or "is the bucket omni-jobs yours, and may these credentials write to it?" in made.stderr
+
+
+# What each identity may do.
+
+
+def store_of(secrets: Path, name: str, endpoint: str, patch: pytest.MonkeyPatch) -> ObjectStore:
+    """The object store as the process sees it that has this file of credentials."""
+    for variable in [each for each in os.environ if each.startswith("AWS_")]:
+        patch.delenv(variable)
+    patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets / name))
+    store = open_store(Settings(storage_url="s3://omni-jobs", s3_endpoint_url=endpoint))
+    store._client  # type: ignore[attr-defined]  # noqa: B018 - it reads the file now
+    return store
+
+
+def test_each_identity_of_the_object_store_may_do_what_its_role_does(object_store: str, secrets: Path) -> None:
+    """And no more: neither read for the rescuer, nor list or make a bucket for API and workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        store_of(secrets, "bucket_s3_credentials", object_store, patch).prepare()
+    for name in ("s3_credentials", "worker_s3_credentials"):
+        with pytest.MonkeyPatch.context() as patch:
+            store = store_of(secrets, name, object_store, patch)
+            store.check()
+            store.check_writes()
+            ref = store.put("jobs/a/x", [b"payload"])
+            assert bytes(store.read(ref, max_bytes=100)) == b"payload"
+            assert b"".join(store.open_range(ref, 1, 3)) == b"ay"
+            store.delete([ref.key])
+            with pytest.raises(StorageError):
+                list(store.list())
+            refused(store, lambda client: client.list_buckets()["Buckets"] or denied())
+            refused(store, lambda client: client.create_bucket(Bucket="other"))
+            refused(store, lambda client: client.delete_bucket(Bucket="omni-jobs"))
+            refused(store, lambda client: client.put_object(Bucket="other", Key="x", Body=b""))
+            refused(store, lambda client: client.put_bucket_acl(Bucket="omni-jobs", ACL="public-read"))
+            kept = store.put("jobs/a/kept", [b"payload"])
+    with pytest.MonkeyPatch.context() as patch:
+        store = store_of(secrets, "rescuer_s3_credentials", object_store, patch)
+        store.check()
+        assert [each.key for each in store.list("jobs/")] == [kept.key]
+        with pytest.raises(StorageError):
+            store.read(kept, max_bytes=100)
+        store.delete([kept.key])
+        assert list(store.list("jobs/")) == []
+        refused(store, lambda client: client.create_bucket(Bucket="other"))
+        refused(store, lambda client: client.delete_bucket(Bucket="omni-jobs"))
+
+
+def denied() -> None:
+    """What a list of no buckets says."""
+    raise ClientError({"Error": {"Code": "AccessDenied"}}, "ListBuckets")
+
+
+def refused(store: ObjectStore, call: Callable[[Any], object]) -> None:
+    with pytest.raises(ClientError, match="AccessDenied"):
+        call(store._client)  # type: ignore[attr-defined]
