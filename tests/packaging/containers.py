@@ -64,6 +64,7 @@ class Containers:
 
     def _inside(self, name: str, service: dict[str, Any], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """The command line that runs ``words`` as the service would, and its environment."""
+        words = [self.path(word) for word in words]
         own = {key: self.path(str(value)) for key, value in service.get("environment", {}).items()}
         environment = {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",

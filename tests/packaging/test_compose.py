@@ -328,9 +328,13 @@ def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, di
     assert services["bucket"]["secrets"] == ["bucket_s3_credentials"]
 
 
-def test_each_container_has_the_secrets_that_it_reads_and_no_others(services: dict[str, dict[str, Any]]) -> None:
+def test_each_container_has_the_secrets_that_it_reads_and_no_others(
+    compose: dict[str, Any], services: dict[str, dict[str, Any]]
+) -> None:
     for name, service in services.items():
-        assert set(service.get("secrets", [])) == set(re.findall(r"/run/secrets/(\w+)", yaml.safe_dump(service))), name
+        files = [compose["configs"][each["source"]]["content"] for each in service.get("configs", [])]
+        read = set(re.findall(r"/run/secrets/(\w+)", "\n".join([yaml.safe_dump(service), *files])))
+        assert set(service.get("secrets", [])) == read, name
 
 
 def test_secrets_are_random_and_in_a_closed_directory(secrets: Path, tmp_path: Path) -> None:
