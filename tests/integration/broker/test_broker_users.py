@@ -64,8 +64,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedBroker]:
         try:
             assert process.stdout is not None
             assert any("eady to accept connections" in line for line in process.stdout)
-            urls = [(secrets / name).read_text().strip() for name in ("broker_url", "worker_broker_url")]
-            yield GuardedBroker(*(url.replace("valkey:6379/0", at) for url in urls), f"redis://admin:x@{at}")
+            control, worker = (
+                (secrets / name).read_text().strip().replace("valkey:6379/0", at)
+                for name in ("broker_url", "worker_broker_url")
+            )
+            yield GuardedBroker(control, worker, admin=f"redis://admin:x@{at}")
         finally:
             process.kill()
 
