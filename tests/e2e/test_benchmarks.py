@@ -147,3 +147,10 @@ def test_workers_that_come_and_go(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "scaling", "--database", "sqlite")
     assert figures["sqlite: completed with the right answer / jobs"]["met"]
     assert {"a day, simulated, wait p99", "sqlite: the stack, wait p99", "sqlite: simulated, wait p99"} <= set(figures)
+
+
+def test_a_fleet(tmp_path: Path) -> None:
+    """Through PgBouncer, where it is installed."""
+    figures = figures_of(tmp_path, "fleet")
+    for workers in ("1 worker", "2 workers"):
+        assert {f"{workers}: {name}" for name in ("jobs/s", "a claim, p99", "the database's CPU")} <= set(figures)

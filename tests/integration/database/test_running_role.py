@@ -3,6 +3,7 @@
 That the processes need no more, all tests show that have ``database_url``: there it is this role's.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,12 +13,14 @@ import psycopg
 import pytest
 from psycopg import errors
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 from typer.testing import CliRunner
 
 from omni_jobs.cli import app
 from omni_jobs.database.database import REVISION, Database
+from omni_jobs.database.postgresql import _SESSION
 from omni_jobs.errors import DatabaseUnavailable
+from tests.docs.pages import blocks, page
 
 
 @pytest.fixture
@@ -173,3 +176,21 @@ def test_a_role_without_rights_is_told_by_the_check(owner_url: str, postgres_url
         assert "permission denied" in str(raised.value.because)
         with pytest.raises(DatabaseUnavailable, match="cannot go on"):
             database.check_writes()
+
+
+def test_behind_a_pooler_the_role_has_the_settings_of_a_session(
+    owner_url: str, running_url: str, tmp_path: Path
+) -> None:
+    """The statements of docs/scaling.md give the role what a process sets when it connects."""
+    assert migrate(owner_url, running_url, tmp_path)[0] == 0
+    (block,) = blocks(page("scaling.md"), "sql")
+    role = Identifier(str(make_url(running_url).username))
+    with psycopg.connect(owner_url, autocommit=True) as owner:
+        for statement in block.split(";\n"):
+            owner.execute(statement.replace("omni_runs", role.as_string()))  # type: ignore[call-overload]
+    names = re.findall(r"SET (\w+) =", _SESSION)
+    with closing(Database(owner_url)) as database, psycopg.connect(running_url, autocommit=True) as plain:
+        for name in names:
+            shown = f"SHOW {name}"
+            expected = database.read(lambda tx: tx.execute(text(shown)).scalar_one())  # noqa: B023
+            assert plain.execute(shown).fetchall() == [(expected,)], name  # type: ignore[call-overload]
