@@ -80,6 +80,10 @@ class Settings(BaseSettings):
     load_locks_dir: Path | None = None
     api_host: str = "127.0.0.1"  # Where the API listens: a name or an address. Empty: every address.
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 8000  # 0: a free one.
+    # The API's own TLS: its certificate, followed by those of the authorities between, in PEM. None: plain HTTP.
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None  # The certificate's key. None: it stands in the certificate's file.
+    ca_file: Path | None = None  # Certificates (PEM) that the client trusts in place of the system's.
     # The port at which this process shows its metrics to whoever can connect. 0: a free one, which its log names.
     # None: none; the API shows its own at its port as well, to keys with the scope admin.
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None

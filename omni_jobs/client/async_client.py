@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from typing import Any, TypeVar
@@ -69,7 +70,7 @@ class AsyncClient(ClientMethods[BulkLines], AbstractAsyncContextManager["AsyncCl
     async def _items_of(self, steps: Items[T]) -> AsyncGenerator[T]:
         """Perform the steps of a call, and yield its items."""
         with closing(steps):
-            async with _AsyncExchange(self._http, self._timeout_s, self._shown_url) as exchange:
+            async with _AsyncExchange(self._http, self._timeout_s, self._shown_url, self._trusted) as exchange:
                 step = step_after(steps)
                 while step is not None:
                     outcome: object = None
@@ -90,12 +91,15 @@ class AsyncClient(ClientMethods[BulkLines], AbstractAsyncContextManager["AsyncCl
 class _AsyncExchange(AsyncExitStack):
     """Performs the steps of one call. It holds the answer to the latest request until the next one, or its own end."""
 
-    def __init__(self, http: httpx2.AsyncClient, timeout_s: float, shown_url: str) -> None:
+    def __init__(
+        self, http: httpx2.AsyncClient, timeout_s: float, shown_url: str, trusted: ssl.SSLContext | bool
+    ) -> None:
         super().__init__()
         self._request: HttpRequest | StoreRequest | None = None  # the latest
         self._http = http
         self._timeout_s = timeout_s
         self._shown_url = shown_url
+        self._trusted = trusted
         self._chunks: AsyncIterator[bytes]
 
     async def perform(self, step: CallStep) -> object:
@@ -139,7 +143,9 @@ class _AsyncExchange(AsyncExitStack):
     async def _send_to_store(self, request: StoreRequest) -> httpx2.Response:
         await self.aclose()
         self._request = request
-        http = await self.enter_async_context(httpx2.AsyncClient(**store_options(request, self._timeout_s)))
+        http = await self.enter_async_context(
+            httpx2.AsyncClient(**store_options(request, self._timeout_s, self._trusted))
+        )
         response = await self.enter_async_context(http.stream("GET", request.url))
         self._chunks = response.aiter_bytes(request.chunk_bytes)
         return response

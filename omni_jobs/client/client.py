@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -65,7 +66,7 @@ class Client(ClientMethods[Iterable[BulkBody]], AbstractContextManager["Client"]
 
     def _items_of(self, steps: Items[T]) -> Iterator[T]:
         """Perform the steps of a call, and yield its items."""
-        with closing(steps), _Exchange(self._http, self._timeout_s, self._shown_url) as exchange:
+        with closing(steps), _Exchange(self._http, self._timeout_s, self._shown_url, self._trusted) as exchange:
             step = step_after(steps)
             while step is not None:
                 outcome: object = None
@@ -86,12 +87,13 @@ class Client(ClientMethods[Iterable[BulkBody]], AbstractContextManager["Client"]
 class _Exchange(ExitStack):
     """Performs the steps of one call. It holds the answer to the latest request until the next one, or its own end."""
 
-    def __init__(self, http: httpx2.Client, timeout_s: float, shown_url: str) -> None:
+    def __init__(self, http: httpx2.Client, timeout_s: float, shown_url: str, trusted: ssl.SSLContext | bool) -> None:
         super().__init__()
         self._request: HttpRequest | StoreRequest | None = None  # the latest
         self._http = http
         self._timeout_s = timeout_s
         self._shown_url = shown_url
+        self._trusted = trusted
         self._chunks: Iterator[bytes] = iter(())
 
     def perform(self, step: CallStep) -> object:
@@ -134,7 +136,7 @@ class _Exchange(ExitStack):
     def _send_to_store(self, request: StoreRequest) -> httpx2.Response:
         self.close()
         self._request = request
-        http = self.enter_context(httpx2.Client(**store_options(request, self._timeout_s)))
+        http = self.enter_context(httpx2.Client(**store_options(request, self._timeout_s, self._trusted)))
         response = self.enter_context(http.stream("GET", request.url))
         self._chunks = response.iter_bytes(request.chunk_bytes)
         return response

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
@@ -14,9 +16,11 @@ import httpx2
 from omni_jobs.client.steps import BulkBody, HttpRequest, StoreRequest
 from omni_jobs.errors import ConfigError, ServerUnavailable
 from omni_jobs.servers import check_base_url
+from omni_jobs.tls.certificates import check_trusted, refusal
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+_CA_FILE = "OMNI_JOBS_CA_FILE"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -29,7 +33,7 @@ class ConnectionOptions(TypedDict):
 
     base_url: str
     timeout: httpx2.Timeout
-    verify: bool
+    verify: ssl.SSLContext | bool
     trust_env: bool
     headers: dict[str, str]
 
@@ -38,10 +42,13 @@ class StoreOptions(TypedDict):
     """The arguments of ``httpx2.Client`` and ``httpx2.AsyncClient`` for a request to the object store."""
 
     timeout: float
+    verify: ssl.SSLContext | bool
     trust_env: bool
 
 
-def connection_options(base_url: str | None, api_key: str | None, timeout: float) -> ConnectionOptions:
+def connection_options(
+    base_url: str | None, api_key: str | None, timeout: float, ca_file: str | Path | None
+) -> ConnectionOptions:
     """Return the options of the connections to a server. Raises ConfigError, as ``ClientMethods`` says."""
     given = os.environ.get("OMNI_JOBS_URL", DEFAULT_URL) if base_url is None else base_url
     try:
@@ -52,10 +59,19 @@ def connection_options(base_url: str | None, api_key: str | None, timeout: float
     return ConnectionOptions(
         base_url=url,
         timeout=silence(timeout),
-        verify=parts.scheme != "http",  # certificates take long to load
+        verify=parts.scheme != "http" and _trust(ca_file),  # certificates take long to load
         trust_env=parts.hostname not in _LOOPBACK,  # this machine reaches itself without a proxy
         headers={"Accept": "application/json", **_authorization(api_key)},
     )
+
+
+def _trust(ca_file: str | Path | None) -> ssl.SSLContext | bool:
+    """Return whom the client trusts: the authorities of a file, or the system's alone. Raises ConfigError."""
+    path, field = (ca_file, "ca_file") if ca_file is not None else (os.environ.get(_CA_FILE), _CA_FILE)
+    if path is None:
+        return True
+    check_trusted(path, field=field)
+    return ssl.create_default_context(cafile=path)
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
@@ -91,9 +107,17 @@ def silence(seconds: float) -> httpx2.Timeout:
     return httpx2.Timeout(seconds if math.isfinite(seconds) else None, pool=None)
 
 
-def store_options(request: StoreRequest, timeout_s: float) -> StoreOptions:
-    """Return the options of a connection to the object store."""
-    return StoreOptions(timeout=timeout_s, trust_env=request.host not in _LOOPBACK)
+def store_options(request: StoreRequest, timeout_s: float, trusted: ssl.SSLContext | bool) -> StoreOptions:
+    """Return the options of a connection to the object store; ``trusted``: whom the client trusts for its server.
+
+    The store may be another's, so the system's authorities are trusted as well.
+    """
+    verify: ssl.SSLContext | bool = True
+    if isinstance(trusted, ssl.SSLContext):
+        verify = ssl.create_default_context()
+        for certificate in trusted.get_ca_certs(binary_form=True):
+            verify.load_verify_locations(cadata=certificate)
+    return StoreOptions(timeout=timeout_s, verify=verify, trust_env=request.host not in _LOOPBACK)
 
 
 def ended_line(line: BulkBody) -> bytes:
@@ -109,7 +133,16 @@ def ended_line(line: BulkBody) -> bytes:
 
 
 def unanswered(request: HttpRequest | StoreRequest | None, url: str, error: Exception) -> ServerUnavailable:
-    """Return what the client makes of a connection that failed or broke. ``url``: the server's, without a password."""
+    """Return what the client makes of a connection that failed or broke. ``url``: the server's, without a password.
+
+    A server that is not trusted is asked no further time.
+    """
+    place = f"https://{request.host}" if isinstance(request, StoreRequest) else url
+    if (refused := refusal(error, url=place, setting="OMNI_JOBS_URL", trust=_CA_FILE)) is not None:
+        found = ServerUnavailable(refused)
+        found.retryable = False
+        found.__cause__ = error
+        return found
     if isinstance(request, StoreRequest):
         found = ServerUnavailable(f"no answer from the object store at {request.host}: {type(error).__name__}")
     else:

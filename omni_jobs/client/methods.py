@@ -7,8 +7,10 @@ view and which has to be awaited. At runtime it makes an ordinary function for e
 from __future__ import annotations
 
 import inspect
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from omni_jobs.client.calls import Calls, LinesT
@@ -124,14 +126,24 @@ class ClientMethods(ABC, Generic[LinesT]):
     save_artifact = Returning(Calls.save_artifact)
     save = Returning(Calls.save)
 
-    def __init__(self, base_url: str | None = None, *, api_key: str | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        ca_file: str | Path | None = None,
+    ) -> None:
         """Prepare calls to the server at ``base_url``; by default OMNI_JOBS_URL, else http://127.0.0.1:8000.
 
         ``api_key`` goes with each call; by default OMNI_JOBS_API_KEY, or the content of the file that
-        OMNI_JOBS_API_KEY_FILE names, else none. A try of a call fails after ``timeout`` seconds of silence. Raises
-        ConfigError for a URL that is not http, and a key that cannot be read or sent.
+        OMNI_JOBS_API_KEY_FILE names, else none. A try of a call fails after ``timeout`` seconds of silence.
+        ``ca_file``: certificates (PEM) to trust in place of the system's, for a server with a private authority; by
+        default OMNI_JOBS_CA_FILE. Raises ConfigError for a URL that is not http, a key that cannot be read or sent, and
+        a file that holds no certificates.
         """
-        options = connection_options(base_url, api_key, timeout)
+        options = connection_options(base_url, api_key, timeout, ca_file)
+        self._trusted: ssl.SSLContext | bool = options["verify"]
         self.base_url = options["base_url"]
         self._shown_url = without_user(self.base_url)  # in errors
         self._timeout_s = timeout

@@ -47,7 +47,8 @@ _CONNECT: Final[Mapping[str, Any]] = {
     "application_name": "omni-jobs",
     "client_encoding": "utf8",
 }
-_SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
+"""What a client sends first that wants TLS; the server answers it by a letter."""
 _SETTING: Final = "OMNI_JOBS_DATABASE_URL"
 _TRUST: Final = f"sslrootcert in {_SETTING} (…?sslmode=verify-full&sslrootcert=/path/to/ca.pem)"
 _OTHER_NAME: Final = re.compile(r"server certificate for .* does not match host name \"[^\"]*\"")
@@ -144,7 +145,7 @@ class PostgreSQL:
             given = {} if connection is None else {each.keyword: each.val for each in connection.info}
             host, ca_file = _host_of(given), (given.get(b"sslrootcert") or b"").decode()
             try:
-                handshake(*host, ca_file=None if ca_file in ("", "system") else ca_file, preface=_SSL_REQUEST)
+                handshake(*host, ca_file=None if ca_file in ("", "system") else ca_file, preface=SSL_REQUEST)
             except OSError as again:
                 if found := refusal(again, url=str(place), setting=_SETTING, trust=_TRUST):
                     return found

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
-from omni_jobs.doctor import host, models, services
+from omni_jobs.doctor import host, models, services, tls
 from omni_jobs.doctor.finding import Finding
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.settings import Settings
@@ -13,6 +13,7 @@ EXAMINATIONS: Final[Mapping[str, Callable[[Settings], Iterator[Finding]]]] = {
     "database": services.database,
     "broker": services.broker,
     "storage": services.storage,
+    "tls": tls.tls,
     "files": host.files,
     "disk": host.disk,
     "cards": host.cards,
@@ -24,6 +25,7 @@ _REMEDIES: Final = {
     "database": "start it, or correct OMNI_JOBS_DATABASE_URL; a new database is made by omni-jobs migrate",
     "broker": "start it, or correct OMNI_JOBS_BROKER_URL",
     "storage": "start it, or correct OMNI_JOBS_STORAGE_URL; omni-jobs storage prepare makes the bucket or directory",
+    "tls": "give the API a certificate that can be used: docs/operations/tls.md",
     "pipelines": "correct OMNI_JOBS_STAGE_CONFIGS, OMNI_JOBS_PIPELINES or the file: omni-jobs pipelines check",
     "cards": "restart the host if its driver was just updated: docs/operations/gpus.md",
 }

@@ -93,6 +93,8 @@ class BoundedProtocol(HttpToolsProtocol):
     places: ClassVar[Places]
     on_refused: ClassVar[staticmethod[[OmniJobsError], object]]
 
+    below: asyncio.Transport | None = None  # of the connection's TLS, whose bytes it carries
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.headers = []
@@ -338,7 +340,8 @@ class BoundedProtocol(HttpToolsProtocol):
         queued = bytearray(4)
         with suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+        encrypted = 0 if self.below is None else self.below.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + encrypted + int.from_bytes(queued, sys.byteorder)
 
     def _start_timer(self, name: _Timer, seconds: float, then: Callable[[], object]) -> None:
         self._stop_timer(name)

@@ -142,8 +142,9 @@ class EmbeddedStack:
         A worker that dies or is late stops its pipeline alone. Raises StackError if no pipeline is left (with the last
         lines of the worker's log), if another child died or was not ready in time, or if another process has the data
         directory or the port; DatabaseUnavailable if the database cannot be migrated; StorageUnavailable or StorageFull
-        if the local object directory takes no objects, and ConfigError for a wrong file URL of it. Any exception, a
-        signal's included, stops every child.
+        if the local object directory takes no objects, and ConfigError for a wrong file URL of it, or for a
+        certificate of the API, because this stack speaks plain HTTP. Any exception, a signal's included, stops every
+        child.
         """
         try:
             self._prepare().start()
@@ -193,6 +194,9 @@ class EmbeddedStack:
 
     def _prepare(self) -> Supervisor:
         """Take the data directory and the port, start the sentinel, and return the supervisor, not yet started."""
+        if self._given.tls_certificate is not None:
+            text = "this stack speaks plain HTTP: put a proxy with TLS before it, or run omni-jobs api"
+            raise ConfigError(text, field="OMNI_JOBS_TLS_CERTIFICATE")
         self._directory.open()
         self._taken.callback(self._directory.close, remove=self._temporary)
         given = self._given.model_copy(update={"data_dir": self._directory.path})

@@ -29,8 +29,8 @@ READERS: Final = {
         "api": f"""
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url
             s3_public_endpoint_url s3_region download_url_s stage_configs pipelines models api_host api_port
-            metrics_port metrics_host root_path auth tenant_header public_url trusted_proxies tracing log
-            keep_artifacts_s
+            tls_certificate tls_key metrics_port metrics_host root_path auth tenant_header public_url trusted_proxies
+            tracing log keep_artifacts_s
             max_queued_jobs max_queued_jobs_per_tenant min_free_bytes max_body_bytes max_text_bytes
             max_bulk_answer_bytes max_messages max_media_parts {_BOUNDS_OF_SOUND_AND_PICTURES} probe_limit_s fetch
             fetch_hosts max_fetched_bytes fetch_limit_s max_fetches max_fetches_per_tenant allowed_hosts max_head_bytes
@@ -53,13 +53,14 @@ READERS: Final = {
         """,
         "up": """
             data_dir database_url storage_url storage_sync s3_endpoint_url s3_region stage_configs pipelines models
-            spool_dir load_locks_dir api_host api_port metrics_port auth tenant_header log load_limit_s stall_after_s
+            spool_dir load_locks_dir api_host api_port tls_certificate metrics_port auth tenant_header log load_limit_s
+            stall_after_s
         """,
         "commands": """
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
-            stage_configs pipelines models device min_free_bytes
+            stage_configs pipelines models device min_free_bytes tls_certificate tls_key
         """,
-        "client": "api_key",
+        "client": "api_key ca_file",
     }.items()
 }
 """The settings that each process reads; of those that it runs with ``up``, what ``up`` itself reads."""
