@@ -38,7 +38,7 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_the_schema_goes_up_and_back_under_running_jobs(database: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    words = f"-m tests.chaos --database {database} --seed 5 --minutes 2 --each 2 --every 2 --rate 5 --json {report}"
+    words = f"-m tests.chaos --database {database} --seed 5 --minutes 3 --each 1 --every 2 --rate 5 --json {report}"
     only = ["--only", "migrate", "--only", "kill_worker"]
     done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == UNUSABLE:
@@ -46,7 +46,7 @@ def test_the_schema_goes_up_and_back_under_running_jobs(database: str, tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
-    assert found["faults"]["migrate"] >= 2
+    assert found["faults"]["migrate"] >= 1
 
 
 @pytest.mark.long
