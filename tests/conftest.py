@@ -1,7 +1,9 @@
 import gc
 import logging
+import math
 import os
 import signal
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -39,12 +41,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# Where the time of a run is bounded, in seconds since 1970: a test that has not begun by then is skipped, and says so.
+END_AT = float(os.environ.get("TESTS_END_AT", "inf"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > END_AT:
+        pytest.skip("not run: the time of this run is over")
+
+
 COMPUTING = ("e2e", "integration/offline", "integration/runners")  # models; the other files often wait for processes
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files run side by side, those that compute take turns with those that wait; unit tests come last."""
+    """Where files run side by side, those that compute take turns with those that wait; unit tests come last.
+
+    In a run whose time is bounded unit tests come first, because most of what is tested in a minute is theirs.
+    """
     if not hasattr(config, "workerinput"):
         return
     here = Path(__file__).parent
@@ -56,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = [name for name in files if name not in computing and name not in last]
     turns = [(n / len(kind), name) for kind in (computing, waiting) for n, name in enumerate(kind)]
     order = [name for _, name in sorted(turns, key=lambda turn: turn[0])]
-    items[:] = [item for name in (*order, *last) for item in files[name]]
+    in_order = (*order, *last) if math.isinf(END_AT) else (*last, *order)
+    items[:] = [item for name in in_order for item in files[name]]
 
 
 _UMASK = pytest.StashKey[int]()

@@ -84,7 +84,7 @@ def path_of(route: tuple[str, str]) -> str:
     name = "echo" if "/pipelines/" in route[1] else "text.txt"
     digits = "0198f2c4a1b27c3d8e4f5a6b7c8d9e0f"
     ids = {"job_id": f"job-{digits}", "digits": digits, "response_id": f"resp_{digits}"}
-    return route[1].format(**ids, name=name, stage="first", model="echo", worker="w")
+    return route[1].format(**ids, name=name, stage="first", model="echo", worker="w", reference="echo@1")
 
 
 def named(routes: list[tuple[str, str]]) -> Any:
