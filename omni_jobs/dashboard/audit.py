@@ -29,7 +29,7 @@ ACTORS: Final[Mapping[str, str]] = {
     "command": "a command on the database",
 }
 """Who did something without a key, as a page calls it."""
-_WORDS: Final[Mapping[str, str]] = {
+WORDS: Final[Mapping[str, str]] = {
     "create_key": "made the key",
     "revoke_key": "revoked the key",
     "create_tenant": "made the tenant",
@@ -47,6 +47,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "resume": "resumed the stage",
     "drain": "drained the worker",
     "undrain": "resumed the worker",
+    "drain_version": "drained the version",
+    "serve_version": "let serve the version",
 }
 
 _Target = Annotated[str | None, Query(max_length=255, description="a job, stage, key or tenant")]
@@ -113,7 +115,7 @@ def _line(act: PastAct, keys: Mapping[str, ApiKeyView]) -> ActLine:
         label_of_process(act.target) if act.action == "kill" else act.target,
         ACTORS.get(act.actor, act.actor),
         keys.get(act.actor),
-        _WORDS.get(act.action, act.action.replace("_", " ")),
+        WORDS.get(act.action, act.action.replace("_", " ")),
         _link(act),
         shortened(details, _LONGEST_DETAILS),
     )

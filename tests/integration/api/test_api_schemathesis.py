@@ -111,4 +111,4 @@ def test_the_api_is_as_its_document_says(
         )
         assert api.http.get("/healthz").status_code == 200
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
-    assert "Tested: 46" in done.stdout
+    assert "Tested: 49" in done.stdout
