@@ -209,7 +209,8 @@ class S3ObjectStore(ObjectStore):
     def prepare(self) -> None:
         try:
             self._make_bucket_unless_there()
-            self.check_writes()
+            # As patient as a job's write: the first write to a new bucket may wait until the service has made room.
+            self._put_check(self._client, CallLimit(self._call_s))
         except StorageUnavailable as error:
             if isinstance(error.__cause__, ClientError) and _refuses(error.__cause__):
                 what = f"{error.message}: is the bucket {self._bucket} yours, and may these credentials write to it?"
@@ -235,10 +236,11 @@ class S3ObjectStore(ObjectStore):
             self._impatient_client.head_bucket(Bucket=self._bucket)
 
     def check_writes(self) -> None:
-        with self._call("putting an object", self._bucket, CallLimit(_CHECK_S)):
-            self._impatient_client.put_object(
-                Bucket=self._bucket, Key=f"{self._prefix}{_WRITE_CHECK}", Body=b"omni-jobs"
-            )
+        self._put_check(self._impatient_client, CallLimit(_CHECK_S))
+
+    def _put_check(self, client: S3Client, limit: CallLimit) -> None:
+        with self._call("putting an object", self._bucket, limit):
+            client.put_object(Bucket=self._bucket, Key=f"{self._prefix}{_WRITE_CHECK}", Body=b"omni-jobs")
 
     def _connect(self, config: Config, endpoint_url: str | None = None, field: str = "s3_endpoint_url") -> S3Client:
         """Return a client, by default one of this store's endpoint. Raises ConfigError naming ``field``."""
