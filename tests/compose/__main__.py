@@ -25,12 +25,13 @@ ACTS = {
     "restarts": Trial.restarts,
     "scales": Trial.scales,
     "metrics": Trial.metrics,
+    "proxy": Trial.proxy,
     "hosts": Trial.further_host,
     "backup": Trial.backup,
     "stops": Trial.stops,
 }
 CANNOT = 3
-COMMANDS = ("unshare", "nsenter", "setpriv", "ip", "tar", "apt-get", "dpkg-deb")
+COMMANDS = ("unshare", "nsenter", "setpriv", "ip", "tar", "apt-get", "dpkg-deb", "openssl")
 
 
 def main() -> int:

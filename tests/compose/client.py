@@ -2,6 +2,7 @@
 
 import json
 import random
+import ssl
 import struct
 import time
 import urllib.error
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -55,8 +57,10 @@ class Outcome:
 class Client:
     """Calls the published API with one key."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self.url, self.key = f"http://127.0.0.1:{port}", key
+    def __init__(self, url: str, key: str, authority: Path | None = None) -> None:
+        """``authority`` is the file of the one that has signed the server's certificate."""
+        self.url, self.key = url, key
+        self._trust = None if authority is None else ssl.create_default_context(cafile=authority)
         self.errors: Counter[str] = Counter()
 
     def raw(self, method: str, path: str, body: Json | None = None, **headers: str) -> bytes:
@@ -68,7 +72,7 @@ class Client:
         while True:
             request = urllib.request.Request(self.url + path, data, given, method=method)
             try:
-                with urllib.request.urlopen(request, timeout=CALL_S) as answer:
+                with urllib.request.urlopen(request, timeout=CALL_S, context=self._trust) as answer:
                     return bytes(answer.read())
             except urllib.error.HTTPError as error:
                 said = error.read()[:500].decode(errors="replace")

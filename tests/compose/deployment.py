@@ -97,7 +97,7 @@ class Deployment:
 
     def __init__(self, engine: Engine, directory: Path, profiles: Sequence[str], project: str = PROJECT) -> None:
         self.engine, self.directory, self.profiles, self.project = engine, directory, profiles, project
-        self.port = self.prometheus_port = 0
+        self.port = self.prometheus_port = self.tls_port = 0
 
     def clone(self) -> None:
         """Copy what git knows, or would take: neither the caller's .env and secrets nor what was built."""
@@ -117,7 +117,7 @@ class Deployment:
         """
         models = self.directory.with_name("models")
         models.mkdir(mode=0o755, exist_ok=True)
-        self.port, self.prometheus_port = self.engine.free_port(), self.engine.free_port()
+        self.port, self.prometheus_port, self.tls_port = (self.engine.free_port() for _ in range(3))
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         given = {
             "COMPOSE_PROJECT_NAME": self.project,
@@ -125,6 +125,8 @@ class Deployment:
             "MODELS_DIR": str(models),
             "API_PORT": str(self.port),
             "PROMETHEUS_PORT": str(self.prometheus_port),
+            "TLS_PORT": str(self.tls_port),
+            "TLS_DIR": str(self._tls),
             "OMNI_JOBS_METRICS_PORT": "9400",
             "OMNI_JOBS_METRICS_HOST": "0.0.0.0",
             "NOFILE": str(MOST_FILES if files == resource.RLIM_INFINITY else min(files, MOST_FILES)),
@@ -145,6 +147,23 @@ class Deployment:
                 build = {"args": dict(build_arguments), "network": self.engine.build_network}
                 override["services"][name]["build"] = build
         (self.directory / FILES[1]).write_text(json.dumps(override, indent=1), encoding="utf-8")
+
+    @property
+    def _tls(self) -> Path:
+        return self.directory.with_name("tls")
+
+    def make_certificate(self) -> Path:
+        """Make a new key and a certificate for the proxy, signed by itself. Returns the authority to trust."""
+        self._tls.mkdir(exist_ok=True)
+        certificate, key = self._tls / "certificate.pem", self._tls / "key.pem"
+        words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+        words += ["-days=2", "-subj=/CN=omni-jobs", "-addext=subjectAltName=IP:127.0.0.1"]
+        words += [f"-keyout={key}", f"-out={certificate}"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise EngineError(f"no certificate can be made: {done.stderr[-1000:]}")
+        key.chmod(0o600)
+        return certificate
 
     def take_secrets(self, other: "Deployment", addresses: Mapping[str, str]) -> None:
         """Take another host's secrets, and reach its services by these addresses."""

@@ -15,9 +15,9 @@ from tests.compose.engine import Engine, EngineError
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = Path(__file__).parent / "images"
 PYTHON = ("ca-certificates", "netbase", "tzdata", "python3.11", "python3.11-venv", "python3-pip")
-FILES = ("Dockerfile", "docker-compose.yml", "compose.metrics.yml")
+FILES = ("Dockerfile", "docker-compose.yml", "compose.metrics.yml", "compose.tls.yml")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-TARGETS = ("python", "valkey", "postgres", "seaweedfs", "prometheus")
+TARGETS = ("python", "valkey", "postgres", "seaweedfs", "prometheus", "nginx")
 
 
 def third_party() -> dict[str, str]:

@@ -1,12 +1,13 @@
 """What is done to a deployment, step by step, and what has to hold after each."""
 
+import contextlib
 import json
 import re
+import socket
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -72,10 +73,10 @@ class Trial:
     steps: list[Step] = field(default_factory=list)
     started: list[dict[str, Any]] = field(default_factory=list)  # the first start of each service
     loads: list[Load] = field(default_factory=list)
-    client: Client = field(default_factory=lambda: Client(0, ""))
+    client: Client = field(default_factory=lambda: Client("", ""))
     sound: bytes = b""
 
-    @contextmanager
+    @contextlib.contextmanager
     def step(self, name: str, *, needed: bool = False) -> Iterator[dict[str, Any]]:
         """Run one step: gives its facts. A step that fails is kept, and ends the trial only where it is needed."""
         step = Step(name)
@@ -153,7 +154,7 @@ class Trial:
         with self.step("a key, as the docs say", needed=True):
             self.deployment.shell(tenant)
             words = self.deployment.shell(key).stdout.split()
-            self.client = Client(self.deployment.port, words[0])
+            self.client = Client(f"http://127.0.0.1:{self.deployment.port}", words[0])
             self.client.call("GET", "/v1/status")
 
     def first_jobs(self) -> None:
@@ -275,6 +276,31 @@ class Trial:
         with urllib.request.urlopen(base + urllib.parse.urlencode({"query": query}), timeout=10) as answer:
             found = json.load(answer)["data"]["result"]
         return float(found[0]["value"][1]) if found else 0.0
+
+    def proxy(self) -> None:
+        """The API by https, through the proxy of docs/operations/proxy.md, and by nothing else."""
+        deployment, plain = self.deployment, self.client
+        files = options("compose.tls.yml")
+        with self.step("compose.tls.yml: jobs by https") as facts:
+            authority = deployment.make_certificate()
+            deployment.compose(*files, "up", "--detach", "--wait", "api", "proxy")
+            self.client = Client(f"https://127.0.0.1:{deployment.tls_port}", plain.key, authority)
+            load = self._load([speech(), *map(echo, range(ECHO_JOBS))])
+            self._judge(load.end(), facts)
+            artifact = self.client.call("GET", f"/v1/jobs/{load.ids[0]}")["artifacts"][0]["url"]
+            if not artifact.startswith(f"{self.client.url}/"):
+                raise TrialError(f"the API does not believe the proxy: it names {artifact}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", deployment.port), 2):
+                raise TrialError("the plain port is still published")
+        with self.step("a renewed certificate, taken by the docs' command") as facts:
+            authority = deployment.make_certificate()
+            deployment.shell(f"COMPOSE_FILE={':'.join([*FILES, 'compose.tls.yml'])} {block('proxy.md')[0]}")
+            self.client = Client(self.client.url, plain.key, authority)
+            self._judge(self._load([*map(echo, range(3))]).end(), facts)
+        self.client = plain
+        with self.step("the API without the proxy", needed=True):
+            deployment.compose(*files, "rm", "--stop", "--force", "proxy")
+            deployment.compose("up", "--detach", "--wait", "api")
 
     def further_host(self) -> None:
         """The way of docs/operations/several-hosts.md: a project of its own stands for the host, and reaches the first

@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-FILES = ("docker-compose.yml", "compose.metrics.yml")
+FILES = ("docker-compose.yml", "compose.metrics.yml", "compose.tls.yml")
 
 
 def column(heading: str) -> set[str]:
@@ -36,7 +36,7 @@ _Loose.add_multi_constructor("!", lambda loader, tag, node: None)
 def test_every_port_of_compose_is_in_the_table(name: str) -> None:
     found: set[str] = set()
     for service in compose(name)["services"].values():
-        found |= {port.rpartition(":")[2] for port in service.get("ports", [])}
+        found |= {port.rpartition(":")[2] for port in service.get("ports") or []}  # None: reset
         words = str([service.get("command"), service.get("environment"), service.get("healthcheck")])
         found |= set(re.findall(r"(?:port[= ]|//(?:127\.0\.0\.1|objects):)([1-9][0-9]{3,4})\b", words))
     assert found

@@ -93,3 +93,17 @@ def test_prometheus_asks_every_process_that_has_metrics() -> None:
     for service in override["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "neither asks for a password"
         assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+
+
+def test_the_api_believes_the_proxy_alone() -> None:
+    """And nobody comes to the API but through the proxy, which passes on what docs/operations/proxy.md says."""
+    override = read("compose.tls.yml")
+    api, proxy = override["services"]["api"], override["services"]["proxy"]
+    (subnet,) = override["networks"]["front"]["ipam"]["config"]
+    assert api["environment"] == {"OMNI_JOBS_TRUSTED_PROXIES": subnet["subnet"]}
+    assert api["ports"] == "!reset"
+    assert (api["networks"], proxy["networks"]) == (["default", "front"], ["front"])
+    (shown,) = re.findall(r"(?ms)^```nginx\n(.*?)^```", PAGES["docs/operations/proxy.md"])
+    asked = set(re.findall(r"(?m)^ *((?:client_|proxy_)(?!pass).*?);", shown))
+    content = override["configs"]["proxy"]["content"].replace("$$", "$")
+    assert asked == set(re.findall(r"(?m)^ *((?:client_|proxy_)(?!pass).*?);", content))

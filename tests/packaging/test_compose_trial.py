@@ -68,7 +68,8 @@ def test_there_is_a_stand_in_for_each_third_party_image(services: dict[str, Any]
     named = images.third_party()
     assert set(named) == set(images.TARGETS)
     used = {one["image"] for one in services.values() if not one["image"].startswith("omni-jobs-")}
-    assert {named.pop("python"), named.pop("prometheus")} == {"python:3.11.14-slim-bookworm", "prom/prometheus:v3.5.0"}
+    others = {named.pop(name) for name in ("python", "prometheus", "nginx")}
+    assert others == {"python:3.11.14-slim-bookworm", "prom/prometheus:v3.5.0", "nginx:1.28.0-alpine"}
     assert set(named.values()) == used
     targets = re.findall(r"(?m)^FROM omni-jobs-test/\S+ AS (\S+)$", (images.CONTEXT / "Dockerfile").read_text())
     assert targets == list(images.TARGETS)
