@@ -9,6 +9,7 @@ from omni_jobs.settings import Settings
 
 OF_OTHERS = frozenset(
     {
+        "AWS_CA_BUNDLE",
         "AWS_SHARED_CREDENTIALS_FILE",
         "CUDA_CACHE_PATH",
         "CUDA_VISIBLE_DEVICES",
@@ -40,6 +41,6 @@ def parsed(words: Sequence[str]) -> tuple[list[str], Mapping[str, object]]:
 
 def unknown_variables(environment: Mapping[str, str]) -> set[str]:
     """Return the names of variables that are neither a setting, nor a setting's file, nor known to another program."""
-    known = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
+    known = {f"OMNI_JOBS_{name.upper()}" for name in (*Settings.model_fields, "url")}  # the last is the client's
     files = {f"{name}_FILE" for name in known}
     return set(environment) - known - files - OF_OTHERS

@@ -6,11 +6,14 @@ takes the objects, and what it makes of them, is not tested. KEDA's objects are 
 
 import copy
 import json
+import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import helm_python
 import jsonschema
@@ -19,8 +22,10 @@ import pytest
 
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
+from tests.docs.pages import blocks, page
 from tests.packaging.charts import CHART, HEADER, KUBERNETES, SAMPLES, manifests, rendered, sample_values
 from tests.packaging.command_lines import parsed, unknown_variables
+from tests.packaging.roles import FILES
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("1.29", "1.37")  # the oldest that the chart takes, and the newest with a schema here
@@ -63,18 +68,22 @@ SCALED_OBJECT = {
         },
     },
 }
+REFERENCES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["parameter", "name", "key"],
+        "properties": {name: {"type": "string"} for name in ("parameter", "name", "key")},
+    },
+}
 TRIGGER_AUTHENTICATION = {
     "type": "object",
     "additionalProperties": False,
     "required": ["secretTargetRef"],
-    "properties": {
-        "secretTargetRef": {
-            "type": "array",
-            "items": {"type": "object", "additionalProperties": False, "required": ["parameter", "name", "key"],
-                      "properties": {name: {"type": "string"} for name in ("parameter", "name", "key")}},
-        }
-    },
-}  # fmt: skip
+    "properties": {"secretTargetRef": REFERENCES, "configMapTargetRef": REFERENCES},
+}
+AUTHORITIES = "/etc/omni-jobs/authorities/ca.crt"
 KEDA = {"ScaledObject": SCALED_OBJECT, "TriggerAuthentication": TRIGGER_AUTHENTICATION}
 
 
@@ -89,6 +98,17 @@ def pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
+def role_of(pod: dict[str, Any]) -> str:
+    """The role whose Secret is a pod's."""
+    component: str = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+    return component.partition("-")[0]
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """What a container sets itself."""
+    return {each["name"]: each["value"] for each in container.get("env", [])}
 
 
 def named(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
@@ -122,23 +142,23 @@ def test_kubernetes_schemas_take_every_object(objects: list[dict[str, Any]], ver
 
 
 def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> None:
-    values = {"secret": {"omni-jobs", "omni-jobs-owner"}, "claim": {"models"}}  # which the operator makes
     accounts, maps = named(objects, "ServiceAccount"), named(objects, "ConfigMap")
     labels = [pod["metadata"]["labels"] for pod in pods(objects)]
     for pod in pods(objects):
         spec = pod["spec"]
         assert spec["serviceAccountName"] in accounts
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
-        for volume in volumes.values():
-            assert volume.get("secret", {}).get("secretName", "omni-jobs") in values["secret"]
-            assert volume.get("persistentVolumeClaim", {}).get("claimName", "models") in values["claim"]
+        for volume in volumes.values():  # the operator makes what they name
+            assert volume.get("persistentVolumeClaim", {}).get("claimName", "models") == "models"
+            assert volume.get("configMap", {}).get("name", "authorities") == "authorities"
         mounted = set()
         for container in containers(pod):
             mounted |= {mount["name"] for mount in container["volumeMounts"]}
             assert {source["configMapRef"]["name"] for source in container["envFrom"]} <= set(maps)
             ports = {port["name"] for port in container.get("ports", [])}
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert container.get(probe, {}).get("httpGet", {}).get("port", "http") in ports | {"http"}
+                if asked := container.get(probe, {}).get("httpGet"):
+                    assert {asked["port"]} == {asked["scheme"].lower()} == ports
         assert mounted == set(volumes)
 
     def selects(selector: dict[str, str]) -> bool:
@@ -148,6 +168,9 @@ def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> Non
         spec = found.get("spec", {})
         if found["kind"] == "Service":
             assert selects(spec["selector"])
+            for port in spec.get("ports", []):
+                [api] = named(objects, "Deployment")["omni-jobs-api"]["spec"]["template"]["spec"]["containers"]
+                assert (port["targetPort"], port["port"]) == (api["ports"][0]["name"], api["ports"][0]["containerPort"])
         if found["kind"] in ("PodDisruptionBudget", "Deployment", "StatefulSet"):
             assert selects(spec["selector"]["matchLabels"])
         if found["kind"] == "NetworkPolicy":
@@ -158,10 +181,10 @@ def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> Non
             target = named(objects, "StatefulSet")[spec["scaleTargetRef"]["name"]]
             assert "replicas" not in target["spec"]  # else each upgrade would fight with KEDA
             [trigger] = spec["triggers"]
-            host = trigger["metadata"]["url"].split("/")[2].partition(":")[0]
+            url = urlsplit(trigger["metadata"]["url"])
             [api] = named(objects, "Deployment")["omni-jobs-api"]["spec"]["template"]["spec"]["containers"]
-            [hosts] = [each["value"] for each in api["env"] if each["name"] == "OMNI_JOBS_ALLOWED_HOSTS"]
-            assert host in hosts.split(",")
+            assert url.hostname in variables(api)["OMNI_JOBS_ALLOWED_HOSTS"].split(",")
+            assert {"name": url.scheme, "containerPort": url.port} in api["ports"]
             assert trigger["authenticationRef"]["name"] in named(objects, "TriggerAuthentication")
 
 
@@ -175,14 +198,14 @@ def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> 
             program, *words = container["command"]
             assert program == "omni-jobs"
             names, parameters = parsed(words)
-            own = {each["name"]: each["value"] for each in container.get("env", [])}
+            own = variables(container)
             assert unknown_variables(settings | own) <= {"WORKER_QUEUE"}
-            variables = {
+            read = {
                 name.removeprefix("OMNI_JOBS_").lower(): value
                 for name, value in (settings | own).items()
-                if name.startswith("OMNI_JOBS_") and not name.endswith(("_FILE", "_MODELS"))
+                if name.startswith("OMNI_JOBS_") and not name.endswith(("_FILE", "_MODELS")) and name != "OMNI_JOBS_URL"
             }
-            Settings.model_validate_strings({**variables, "models": json.loads(settings.get("OMNI_JOBS_MODELS", "{}"))})
+            Settings.model_validate_strings({**read, "models": json.loads(settings.get("OMNI_JOBS_MODELS", "{}"))})
             if names == ["worker"]:
                 pipeline, stage = str(parameters["pipeline"]), str(parameters["stage"])
                 assert own["WORKER_QUEUE"] == pipelines[pipeline].queue(stage)
@@ -209,26 +232,154 @@ def test_each_container_is_bounded_and_has_the_secrets_as_files(objects: list[di
         assert on_gpu == container["image"].startswith("omni-jobs-worker:")
 
 
+def test_a_pod_mounts_the_secret_of_its_role_and_no_other(objects: list[dict[str, Any]]) -> None:
+    for pod in pods(objects):
+        role = role_of(pod)
+        volumes = {each["name"]: each["secret"] for each in pod["spec"]["volumes"] if "secret" in each}
+        certificate = {"tls": "omni-jobs-tls"} if role == "api" and "tls" in volumes else {}
+        assert {name: each["secretName"] for name, each in volumes.items()} == {
+            "secrets": f"omni-jobs-{role}",
+            **certificate,
+        }
+        keys = {each["key"] for each in volumes["secrets"]["items"]}
+        assert all(each["key"] == each["path"] for each in volumes["secrets"]["items"])
+        [container] = containers(pod)
+        assert "initContainers" not in pod["spec"]
+        assert not any("secretRef" in source for source in container["envFrom"])
+        words = [*container["command"], *variables(container).values()]
+        named_files = {found for word in words for found in re.findall(r"^/run/omni-jobs/secrets/(.+)", word)}
+        assert named_files == keys, role
+    roles = {role_of(pod) for pod in pods(objects)}
+    assert roles == set(FILES)
+
+
+def test_the_commands_of_the_docs_make_these_secrets(objects: list[dict[str, Any]]) -> None:
+    """Of the files of scripts/secrets that docker-compose.yml gives to the same roles."""
+    made = {}
+    text = page("operations/kubernetes.md")
+    for line in "".join(blocks(text, "bash")).splitlines():
+        if line.startswith("kubectl create secret generic"):
+            words = shlex.split(line)
+            assert words[4:6] == ["--namespace", "jobs"]
+            made[words[6]] = [word.removeprefix("--from-file=") for word in words[7:]]
+    assert made.pop("omni-jobs-scaling") == ["--from-literal=api_key=KEY"]
+    assert set(made) == {f"omni-jobs-{role}" for role in FILES}
+    for role, files in FILES.items():
+        given = made[f"omni-jobs-{role}"]
+        assert {word.rpartition("secrets/")[2] for word in given} == files
+        keys = {word.partition("=")[0] if "=" in word else word.removeprefix("secrets/") for word in given}
+        mounted = [pod["spec"]["volumes"] for pod in pods(objects) if role_of(pod) == role]
+        for volumes in mounted:
+            [secret] = [each["secret"] for each in volumes if each["name"] == "secrets"]
+            assert {each["key"] for each in secret["items"]} == keys
+    defaults = helm_python.values_from_yaml((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert set(defaults["secrets"].values()) == {*made, "omni-jobs-scaling"}
+
+
+def test_each_connection_can_be_tls() -> None:
+    """The sample of a fleet has all of it, and with a Secret for the authorities the same objects."""
+    values = sample_values("fleet")
+    for kind in ("ConfigMap", "Secret"):
+        values["tls"]["authorities"]["kind"] = kind
+        objects = manifests(rendered(values))
+        test_kubernetes_schemas_take_every_object(objects, VERSIONS[-1])
+        settings = named(objects, "ConfigMap")["omni-jobs-settings"]["data"]
+        assert settings["AWS_CA_BUNDLE"] == AUTHORITIES
+        assert settings["OMNI_JOBS_S3_ENDPOINT_URL"].startswith("https://")
+        for pod in pods(objects):
+            [volume] = [each for each in pod["spec"]["volumes"] if each["name"] == "authorities"]
+            source = volume["configMap"] if kind == "ConfigMap" else volume["secret"]
+            assert (source.get("name", source.get("secretName")), source["items"][0]["path"]) == (
+                "authorities",
+                "ca.crt",
+            )
+            [container] = containers(pod)
+            assert {"name": "authorities", "mountPath": str(Path(AUTHORITIES).parent), "readOnly": True} in container[
+                "volumeMounts"
+            ]
+            own = variables(container)
+            is_api = role_of(pod) == "api"
+            assert ("OMNI_JOBS_TLS_CERTIFICATE" in own, "OMNI_JOBS_TLS_KEY" in own) == (is_api, is_api)
+            if is_api:
+                url = urlsplit(own["OMNI_JOBS_URL"])
+                assert (url.scheme, own["OMNI_JOBS_CA_FILE"]) == ("https", AUTHORITIES)
+                assert url.hostname in own["OMNI_JOBS_ALLOWED_HOSTS"].split(",")
+        [authentication] = named(objects, "TriggerAuthentication").values()
+        found = {
+            (key, each["parameter"], each["name"]) for key, listed in authentication["spec"].items() for each in listed
+        }
+        place = "configMapTargetRef" if kind == "ConfigMap" else "secretTargetRef"
+        assert found == {("secretTargetRef", "token", "omni-jobs-scaling"), (place, "ca", "authorities")}
+
+
+def test_a_fleet_without_tls_is_asked_by_plain_http() -> None:
+    values = sample_values("fleet")
+    del values["tls"]
+    objects = manifests(rendered(values))
+    test_whatever_an_object_names_is_there(objects)
+    urls = {each["spec"]["triggers"][0]["metadata"]["url"] for each in named(objects, "ScaledObject").values()}
+    assert {urlsplit(url).scheme for url in urls} == {"http"}
+    assert "OMNI_JOBS_URL" not in rendered(values)
+
+
+def test_jobs_of_others_need_no_secret() -> None:
+    """A bucket that is there, and a database that somebody else migrates."""
+    objects = manifests(rendered({**sample_values("cpu"), "bucket": {"enabled": False}, "migrate": {"enabled": False}}))
+    assert {role_of(pod) for pod in pods(objects)} == {"api", "rescuer", "worker"}
+
+
 WORKER = {"pipeline": "echo", "stage": "first", "image": "api"}
+AUTHORITY = {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}
+STORAGE_TLS = {"tls": {"authorities": AUTHORITY, "storage": True}}
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("replicas", {"api": {"replicas": 0}}),
-    ("replicas", {"api": {"replicas": "two"}}),
-    ("unknown", {"unknown": 1}),
-    ("url", {"storage": {"url": "file:///data"}}),
-    ("image", {"workers": [{**WORKER, "image": "mine"}]}),
-    ("stage", {"workers": [{"pipeline": "echo", "image": "api"}]}),
-    ("stage", {"workers": [{**WORKER, "stage": "first; sh"}]}),
-    ("gpus", {"workers": [{**WORKER, "image": "worker"}]}),
-    ("gpus", {"workers": [{**WORKER, "gpus": 1}]}),
+    ("/api/replicas': minimum: got 0, want 1", {"api": {"replicas": 0}}),
+    ("/api/replicas': got string, want integer", {"api": {"replicas": "two"}}),
+    ("additional properties 'unknown' not allowed", {"unknown": 1}),
+    ("additional properties 'secretName' not allowed", {"secretName": "omni-jobs"}),
+    ("/storage/url': 'file:///data' does not match", {"storage": {"url": "file:///data"}}),
+    ("/workers/0/image': value must be one of 'api'", {"workers": [{**WORKER, "image": "mine"}]}),
+    ("/workers/0': missing property 'stage'", {"workers": [{"pipeline": "echo", "image": "api"}]}),
+    ("/workers/0/stage': 'first; sh' does not match", {"workers": [{**WORKER, "stage": "first; sh"}]}),
+    ("/workers/0': missing property 'gpus'", {"workers": [{**WORKER, "image": "worker"}]}),
+    ("/workers/0/gpus': maximum: got 1, want 0", {"workers": [{**WORKER, "gpus": 1}]}),
     ("gpuMemoryUtilization", {"workers": [{**WORKER, "image": "worker", "gpus": 1, "gpuMemoryUtilization": 1.5}]}),
-    ("max", {"workers": [{**WORKER, "scaling": {"min": 1}}]}),
-    ("OMNI_JOBS_DATABASE_URL", {"settings": {"OMNI_JOBS_DATABASE_URL": "postgresql://a:b@c/d"}}),
-    ("settings", {"settings": {"OMNI_JOBS_LOG": ""}}),
-    ("PATH", {"settings": {"PATH": "/tmp"}}),
-    ("models", {"models": {"chat": "/srv/chat"}}),
-    ("secretName", {"secretName": ""}),
-    ("digest", {"images": {"api": {"repository": "a", "digest": "latest"}}}),
+    ("/workers/0/scaling': missing property 'max'", {"workers": [{**WORKER, "scaling": {"min": 1}}]}),
+    ("echo.first has scaling, which needs keda.enabled", {"workers": [{**WORKER, "scaling": {"max": 2}}]}),
+    (
+        "echo.first has replicas and scaling",
+        {"keda": {"enabled": True}, "workers": [{**WORKER, "replicas": 2, "scaling": {"max": 2}}]},
+    ),
+    (
+        "echo.first has a scaling.min above its scaling.max",
+        {"keda": {"enabled": True}, "workers": [{**WORKER, "scaling": {"min": 3, "max": 2}}]},
+    ),
     ("two workers would be named", {"workers": [WORKER, WORKER]}),
+    ("longer than 52 characters", {"workers": [{**WORKER, "pipeline": "a" * 40, "stage": "b" * 40}]}),
+    ("DATABASE_URL is or names a secret", {"settings": {"OMNI_JOBS_DATABASE_URL": "postgresql://a:b@c/d"}}),
+    ("BROKER_URL_FILE is or names a secret", {"settings": {"OMNI_JOBS_BROKER_URL_FILE": "/run/url"}}),
+    ("DRAIN_S is made of the value drainSeconds", {"settings": {"OMNI_JOBS_DRAIN_S": "20"}}),
+    ("TLS_KEY is made of the value tls.apiSecret", {"settings": {"OMNI_JOBS_TLS_KEY": "/tmp/key"}}),
+    ("AUTH is set by the chart itself", {"settings": {"OMNI_JOBS_AUTH": "off"}}),
+    ("/settings/OMNI_JOBS_LOG': minLength", {"settings": {"OMNI_JOBS_LOG": ""}}),
+    ("invalid propertyName 'PATH'", {"settings": {"PATH": "/tmp"}}),
+    ("/models/chat': '/srv/chat' does not match", {"models": {"chat": "/srv/chat"}}),
+    ("modelsClaim mounts nothing: name the claim", {"models": {"chat": "/models/chat"}}),
+    ("/secrets/api': '' does not match", {"secrets": {"api": ""}}),
+    ("/secrets': additional properties 'apii' not allowed", {"secrets": {"apii": "mine"}}),
+    ("the Secret mine is that of two roles, api and worker", {"secrets": {"api": "mine", "worker": "mine"}}),
+    ("omni-jobs-api is that of two roles", {"tls": {"apiSecret": "omni-jobs-api"}}),
+    (
+        "the Secret omni-jobs-api of a role, which other pods would mount",
+        {"tls": {"authorities": {"kind": "Secret", "name": "omni-jobs-api"}}},
+    ),
+    ("/tls/authorities/kind': value must be one of 'ConfigMap', 'Secret'", {"tls": {"authorities": {"kind": "File"}}}),
+    ("/storage/endpointUrl': '' does not match pattern '\\^https://'", STORAGE_TLS),
+    ("'http://objects' does not match pattern", {**STORAGE_TLS, "storage": {"endpointUrl": "http://objects"}}),
+    (
+        "/tls/authorities/name': minLength: got 0, want 1",
+        {"tls": {"storage": True}, "storage": {"endpointUrl": "https://objects"}},
+    ),
+    ("/images/api/digest': 'latest' does not match", {"images": {"api": {"repository": "a", "digest": "latest"}}}),
 ]
 
 
@@ -236,6 +387,14 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 def test_wrong_values_are_refused(said: str, values: dict[str, Any]) -> None:
     with pytest.raises(helm_python.HelmError, match=said):
         rendered(values)
+
+
+def test_the_settings_that_are_refused_are_settings() -> None:
+    checks = (CHART / "templates" / "_checks.tpl").read_text(encoding="utf-8")
+    names = set(re.findall(r"\"(OMNI_JOBS_\w+)\"", checks))
+    assert len(names) > 15
+    assert unknown_variables(dict.fromkeys(names, "")) == set()
+    rendered({"settings": {"OMNI_JOBS_PUBLIC_URL": "https://jobs.example.com"}})  # others are taken
 
 
 def test_the_chart_is_of_this_version() -> None:
@@ -254,6 +413,11 @@ def test_a_fault_is_seen_by_these_tests(objects: list[dict[str, Any]]) -> None:
     named(broken, "Deployment")["omni-jobs-api"]["spec"]["template"]["spec"]["serviceAccountName"] = "nobody"
     with pytest.raises(AssertionError):
         test_whatever_an_object_names_is_there(broken)
+    broken = copy.deepcopy(objects)
+    pod = named(broken, "Deployment")["omni-jobs-api"]["spec"]["template"]
+    pod["spec"]["volumes"][0]["secret"]["secretName"] = "omni-jobs-migrate"
+    with pytest.raises(AssertionError):
+        test_a_pod_mounts_the_secret_of_its_role_and_no_other(broken)
 
 
 def test_the_script_says_whether_manifests_are_stale() -> None:

@@ -40,9 +40,34 @@ envFrom:
   - configMapRef: {name: {{ .root.Release.Name }}-settings}
 {{- end }}
 
+{{- /* What the processes of a role find in its Secret: the variables that name the files. */ -}}
+{{- define "omni-jobs.identity" -}}
+{{- $keys := list "database_url" "broker_url" "s3_credentials" -}}
+{{- if eq .role "migrate" }}{{ $keys = list "owner_url" "database_url" }}{{ end -}}
+{{- if eq .role "bucket" }}{{ $keys = list "s3_credentials" }}{{ end -}}
+{{ toJson $keys }}
+{{- end }}
+
+{{- define "omni-jobs.identityVariables" -}}
+{{- $variables := dict
+  "owner_url" "OMNI_JOBS_DATABASE_URL_FILE"
+  "database_url" (ternary "" "OMNI_JOBS_DATABASE_URL_FILE" (eq .role "migrate"))
+  "broker_url" "OMNI_JOBS_BROKER_URL_FILE"
+  "s3_credentials" "AWS_SHARED_CREDENTIALS_FILE" -}}
+{{- range include "omni-jobs.identity" . | fromJsonArray }}
+{{- $key := . }}
+{{- with get $variables $key }}
+- {name: {{ . }}, value: /run/omni-jobs/secrets/{{ $key }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "omni-jobs.mounts" -}}
 - {name: secrets, mountPath: /run/omni-jobs/secrets, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- if .root.Values.tls.authorities.name }}
+- {name: authorities, mountPath: /etc/omni-jobs/authorities, readOnly: true}
+{{- end }}
 {{- if .root.Values.stageConfigsConfigMap }}
 - {name: stage-configs, mountPath: /etc/omni-jobs/stage_configs, readOnly: true}
 {{- end }}
@@ -54,14 +79,29 @@ envFrom:
 {{- define "omni-jobs.volumes" -}}
 - name: secrets
   secret:
-    secretName: {{ .root.Values.secretName }}
+    secretName: {{ get .root.Values.secrets .role }}
     defaultMode: 0440
     items:
-      - {key: database_url, path: database_url}
-      - {key: broker_url, path: broker_url}
-      - {key: s3_credentials, path: s3_credentials}
+      {{- range include "omni-jobs.identity" . | fromJsonArray }}
+      - {key: {{ . }}, path: {{ . }}}
+      {{- end }}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmp | default "1Gi" }}}
+{{- with .root.Values.tls.authorities }}
+{{- if .name }}
+- name: authorities
+  {{- if eq .kind "Secret" }}
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+  {{- else }}
+  configMap:
+    name: {{ .name }}
+  {{- end }}
+    items:
+      - {key: {{ .key }}, path: ca.crt}
+{{- end }}
+{{- end }}
 {{- with .root.Values.stageConfigsConfigMap }}
 - name: stage-configs
   configMap: {name: {{ . }}}
