@@ -1,7 +1,7 @@
-"""The units of deploy/systemd: their command lines, their settings, what they may do, and how they stop.
+"""The units of deploy/systemd: their command lines, settings, identities, what they may do, and how they stop.
 
-A parser of the test's own reads them. Where systemd-analyze is there, it verifies them as well; elsewhere that one test
-says that it did not.
+A parser of the test's own reads them. Where systemd-analyze and systemd-sysusers are there, they take them as well;
+elsewhere those tests say that they did not.
 """
 
 import re
@@ -16,12 +16,13 @@ import pytest
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests.packaging.command_lines import parsed, unknown_variables
+from tests.packaging.roles import FILES
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
 PROGRAM = "/opt/omni-jobs/bin/omni-jobs"
-SPECIFIERS = {"%i": "a.b-1", "%H": "gpu-a", "%t": "/run"}
+SPECIFIERS = {"%i": "a.b-1", "%H": "gpu-a", "%t": "/run", "%d": "/run/credentials"}
 HARDENED = {
     "NoNewPrivileges": "yes",
     "ProtectSystem": "strict",
@@ -32,7 +33,6 @@ HARDENED = {
     "ProtectControlGroups": "yes",
     "RestrictSUIDSGID": "yes",
     "CapabilityBoundingSet": "",
-    "User": "omni-jobs",
 }
 
 
@@ -56,6 +56,11 @@ def unit(name: str) -> dict[str, dict[str, list[str]]]:
 def variables(path: Path) -> dict[str, str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def role_of(name: str) -> str:
+    """The role of a service, whose name and user it has."""
+    return re.sub(r"omni-jobs-(\w+)@?\.service", r"\1", name)
 
 
 def environment(name: str) -> dict[str, str]:
@@ -84,7 +89,7 @@ def test_each_variable_is_a_setting(name: str) -> None:
 
 
 def test_the_examples_are_settings() -> None:
-    settings = variables(UNITS / "settings.env.example")
+    settings = variables(UNITS / "settings.env.example") | variables(UNITS / "api.env.example")
     worker = variables(UNITS / "worker.env.example")
     assert unknown_variables(settings | worker) == {"WORKER_PIPELINE", "WORKER_STAGE"}
     Settings.model_validate_strings(
@@ -95,6 +100,9 @@ def test_the_examples_are_settings() -> None:
         }
     )
     assert not {name for name in settings if name.endswith("_FILE") or "PASSWORD" in name or "KEY" in name}
+    for path in UNITS.glob("*.env.example"):
+        told = set(re.findall(r"(?m)^#([A-Z0-9_]+)=", path.read_text(encoding="utf-8")))
+        assert unknown_variables(dict.fromkeys(told, "")) == set()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -103,9 +111,39 @@ def test_each_part_is_kept_from_the_rest_of_the_host(name: str) -> None:
     assert {key: service[key][-1] for key in HARDENED} == HARDENED
     assert service["EnvironmentFile"][0] == "/etc/omni-jobs/settings.env"
     assert ("PrivateDevices" in service) == (name != "omni-jobs-worker@.service")  # a card is a device
-    loaded = {value.partition(":")[0] for value in service["LoadCredential"]}
-    named = {value.removeprefix("%d/") for value in environment(name).values() if value.startswith("%d/")}
-    assert loaded == named
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_part_gets_the_secrets_of_its_role_and_runs_as_its_user(name: str) -> None:
+    """The files are those of scripts/secrets that docker-compose.yml gives to the same role."""
+    service, role = unit(name)["Service"], role_of(name)
+    loaded = dict(value.split(":", 1) for value in service["LoadCredential"])
+    assert set(loaded.values()) == {f"/etc/omni-jobs/secrets/{file}" for file in FILES[role]}
+    words = [*environment(name).values(), *" ".join(service["ExecStart"]).split()]
+    assert {word.removeprefix("%d/") for word in words if word.startswith("%d/")} == set(loaded)
+    assert service["User"] == service["Group"] == [f"omni-jobs-{role}"]
+    assert f"omni-jobs/{role}" in service["StateDirectory"]
+
+
+def test_there_is_a_unit_for_each_role() -> None:
+    assert {role_of(name) for name in SERVICES} == set(FILES)
+
+
+def test_systemd_makes_the_users(tmp_path: Path) -> None:
+    sysusers = shutil.which("systemd-sysusers")
+    if sysusers is None:
+        pytest.skip("systemd-sysusers is not here: nobody has read sysusers.conf")
+    (tmp_path / "etc").mkdir()
+    done = subprocess.run(
+        [sysusers, f"--root={tmp_path}", UNITS / "sysusers.conf"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    users = [line.split(":") for line in (tmp_path / "etc" / "passwd").read_text(encoding="utf-8").splitlines()]
+    assert {(user[0], user[5]) for user in users} == {
+        (f"omni-jobs-{role}", f"/var/lib/omni-jobs/{role}") for role in FILES
+    }
+    groups = [line.split(":") for line in (tmp_path / "etc" / "group").read_text(encoding="utf-8").splitlines()]
+    assert {group[0] for group in groups if group[3] == "omni-jobs-worker"} == {"video", "render"}
 
 
 def test_each_part_has_the_time_that_it_takes_to_stop() -> None:
