@@ -56,7 +56,7 @@ def main(lock_name: str, *options: str) -> None:
     install(lock, install_project_with_uv, install_project_with_pip)
     compile_project()
     if takes_cpu_torch(lock):
-        mend_torchvision()
+        mend_torchvision(VENV)
         look_for_libnuma()
     say(f"done in {time.monotonic() - started:.0f} s")
 
@@ -253,28 +253,29 @@ def compile_project() -> None:
     subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "omni_jobs", ROOT / "workers"], check=True)
 
 
-def mend_torchvision() -> None:
-    """Replace two modules of .venv's torchvision by empty ones if its compiled operators cannot load.
+def mend_torchvision(venv: str | Path) -> None:
+    """Replace two modules of an environment's torchvision by empty ones if its compiled operators cannot load.
 
     vLLM's Qwen2.5-Omni model needs the parts of torchvision that are plain Python. An index without PyTorch's CPU
     builds gives a torchvision for CUDA. Beside a CPU build of torch its operators cannot load, and its import fails,
     because two of its modules register kernels for them. With both empty it imports, and a call of a compiled operator
-    raises torchvision's own error. Only files below .venv change, and none if torchvision imports (so a second run
+    raises torchvision's own error. Only files below ``venv`` change, and none if torchvision imports (so a second run
     does nothing) or if its import fails in another way.
     """
-    command: Command = [PYTHON, "-I", "-c", "import torchvision"]  # -I: .venv's, not one that PYTHONPATH names
+    python = Path(venv) / "bin" / "python"
+    command: Command = [python, "-I", "-c", "import torchvision"]  # -I: the environment's, not one of PYTHONPATH
     imported = subprocess.run(command, capture_output=True, text=True)
     if imported.returncode == 0 or "operator torchvision::" not in imported.stderr:
         return
     say("this torchvision's compiled operators cannot load: replacing the modules that register them by empty ones")
-    for package in VENV.glob("lib/python3.*/site-packages/torchvision"):
+    for package in Path(venv).glob("lib/python3.*/site-packages/torchvision"):
         for name in REGISTRATIONS:
             empty = package / f"{name}.new"
             empty.write_text('"""Empty: the compiled operators of torchvision cannot load here."""\n', encoding="utf-8")
             # At once, so that an interrupt leaves the old module or the new one. Not written into the old file, which
             # may be a hard link to uv's cache.
             empty.replace(package / name)
-            subprocess.run([PYTHON, "-m", "compileall", "-q", package / name], check=True)
+            subprocess.run([python, "-m", "compileall", "-q", package / name], check=True)
 
 
 def look_for_libnuma() -> None:

@@ -19,14 +19,16 @@ def main(arguments: list[str]) -> None:
         "core": ["otel"],
         "worker-cuda": ["worker-cuda", "pictures", "otel"],
         "worker-cpu": ["voice", "upscale", "otel"],
+        "worker-cpu-torch": ["worker-cpu", "pictures", "otel"],
     }
     for name, extras in deployed.items():
         lock = LOCKS / f"{name}.txt"
-        seed(lock, keep=not arguments)
+        seed(lock, keep=not arguments, takes_cpu_torch="worker-cpu" in extras)
         write(lock, extras, [])
         if name == "core":
             add_checkpoints(lock)
-        add_hashes(lock)
+        if "worker-cpu" not in extras:
+            add_hashes(lock)
     INSTALLERS.write_text(
         "# What scripts/install.py and the Dockerfile install with. Made by scripts/lock; the pip is chosen here.\n"
         f"pip=={pins(INSTALLERS)['pip']}\nuv=={pins(DEV_LOCK)['uv']}\n",
@@ -47,7 +49,7 @@ def add_checkpoints(lock: Path) -> None:
 def add_hashes(lock: Path) -> None:
     """Add the hashes of all files of each version, as the first index has them, to a lock.
 
-    The lock of the tests has none, because each index has CPU builds of its own, with one version and other bytes.
+    Locks with torch for CPUs have none, because each index has builds of its own, with one version and other bytes.
     """
     environment = uv_environment(pip_configuration(dict(os.environ)), dict(os.environ))
     for name in ("UV_FIND_LINKS", "UV_INDEX"):
@@ -65,13 +67,13 @@ def add_hashes(lock: Path) -> None:
         lock.write_text(f"{comment}\n{hashed.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
-def seed(lock: Path, *, keep: bool) -> None:
+def seed(lock: Path, *, keep: bool, takes_cpu_torch: bool) -> None:
     """Write the tested versions into the lock, because the resolver keeps versions that the lock has.
 
     So what is deployed is what is tested. With ``keep`` the lock's own versions stay where the tested lock has none.
     """
     versions = pins(lock) if keep and lock.exists() else {}
-    versions |= {name: version for name, version in pins(DEV_LOCK).items() if "+cpu" not in version}
+    versions |= {name: version for name, version in pins(DEV_LOCK).items() if takes_cpu_torch or "+cpu" not in version}
     lock.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()), encoding="utf-8")
 
 

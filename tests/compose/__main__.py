@@ -13,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 
 from tests.compose import debian, images
-from tests.compose.deployment import FURTHER, Deployment
+from tests.compose.deployment import FURTHER, TORCH, Deployment, options
 from tests.compose.engine import Engine, EngineError, OwnEngine, host_docker
 from tests.compose.trial import BUILT, FAULTS, PROFILES, Trial, dumped, report, table
 
 WORK = images.ROOT / ".cache" / "compose-test"
-FREE_BYTES = {False: 12 * 1024**3, True: 45 * 1024**3}  # without the image of the workers on GPUs, with it
+FREE_BYTES = 12 * 1024**3
+MORE_BYTES = {"with_worker": 33 * 1024**3, "with_torch": 8 * 1024**3}  # of the larger images
 # What is done once jobs of every pipeline have run, in this order.
 ACTS = {
     "kills": Trial.kills,
@@ -41,12 +42,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
     parser.add_argument("--keep", action="store_true", help="keep the engine's files and images for the next time")
     parser.add_argument("--with-worker", action="store_true", help="build the image of workers on GPUs as well")
+    parser.add_argument("--with-torch", action="store_true", help="run Qwen2.5-Omni by vLLM's build for CPUs as well")
     parser.add_argument("--own-engine", action="store_true", help="make an engine also where Docker runs")
     parser.add_argument("--only", metavar="ACT", nargs="+", choices=ACTS, default=[*ACTS], help=f"of {', '.join(ACTS)}")
     parser.add_argument("--work", type=Path, default=WORK, help="a directory for all files, of a local file system")
     given = parser.parse_args()
     work = given.work.absolute()
-    if why := cannot(given.own_engine, given.with_worker, work):
+    free = FREE_BYTES + sum(more for option, more in MORE_BYTES.items() if getattr(given, option))
+    if why := cannot(given.own_engine, free, work):
         print(f"scripts/compose-test: this host cannot run it: {why}", file=sys.stderr)
         return CANNOT
     if given.check:
@@ -67,13 +70,13 @@ def main() -> int:
             return 130
 
 
-def cannot(own_engine: bool, with_worker: bool, work: Path) -> str | None:
+def cannot(own_engine: bool, needed: int, work: Path) -> str | None:
     """Return why this host cannot run it, or None."""
     if os.geteuid() != 0:
         return "it needs root, to kill containers' programs and to make an engine"
     there = next(parent for parent in (work, *work.parents) if parent.exists())
-    if (free := shutil.disk_usage(there).free) < FREE_BYTES[with_worker]:
-        return f"{there} has {free / 1e9:.0f} GB free, and it needs {FREE_BYTES[with_worker] / 1e9:.0f}"
+    if (free := shutil.disk_usage(there).free) < needed:
+        return f"{there} has {free / 1e9:.0f} GB free, and it needs {needed / 1e9:.0f}"
     if not own_engine and host_docker(there) is not None:
         return None
     if lacking := [name for name in COMMANDS if shutil.which(name) is None]:
@@ -109,11 +112,13 @@ def _try(given: argparse.Namespace, work: Path) -> int:
     sizes: dict[str, int] = {}
     versions = engine.kind
     try:
-        versions = f"{engine.kind}, {_build(trial, engine, work, given.with_worker)}"
+        versions = f"{engine.kind}, {_build(trial, engine, work, given)}"
         sizes = deployment.images()
         trial.files()
         trial.start()
         trial.first_jobs()
+        if given.with_torch:
+            trial.models()
         for act in given.only:
             ACTS[act](trial)
     except FAULTS as error:
@@ -133,7 +138,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
     return 0 if found["held"] else 1
 
 
-def _build(trial: Trial, engine: Engine, work: Path, with_worker: bool) -> str:
+def _build(trial: Trial, engine: Engine, work: Path, given: argparse.Namespace) -> str:
     """Make the engine and all images. Returns the engine's versions."""
     deployment = trial.deployment
     if isinstance(engine, OwnEngine):
@@ -148,9 +153,13 @@ def _build(trial: Trial, engine: Engine, work: Path, with_worker: bool) -> str:
         deployment.shell("cp .env.example .env")
         deployment.configure(images.build_arguments())
         deployment.shell("scripts/secrets")
-    for service in (*BUILT, *(["worker-image"] if with_worker else [])):
+    for service in (*BUILT, *(["worker-image"] if given.with_worker else [])):
         with trial.step(f"image of {service}", needed=True):
             deployment.compose("build", service)
+    if given.with_torch:
+        with trial.step("image of worker-image, for CPUs", needed=True):
+            deployment.configure_torch(images.copy_wheels(work))
+            deployment.compose(*options(*TORCH), "build", "worker-image")
     with trial.step("the engine with a network of containers", needed=True):
         engine.start_to_run()
     return versions

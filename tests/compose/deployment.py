@@ -1,6 +1,7 @@
 """One deployment as a newcomer makes it: a clone, .env, secrets, a key, and the commands of the docs, word for word."""
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "omni-jobs-compose-test"
 FURTHER = f"{PROJECT}-further"  # its workers on another host
 FILES = ("docker-compose.yml", "docker-compose.override.yml")
+TORCH = ("compose.cpu.yml", "torch.override.yml")
 TAG = "compose-test"
 MOST_FILES = 65536
 LOOK_S = 0.5
@@ -115,18 +117,18 @@ class Deployment:
         It has no registry and perhaps another index and other deployments, so images are built by other arguments and
         have a tag of their own. A nested daemon may not raise its limit of files. Each process shows its metrics.
         """
-        models = self.directory.with_name("models")
-        models.mkdir(mode=0o755, exist_ok=True)
+        self._models.mkdir(mode=0o755, exist_ok=True)
         self.port, self.prometheus_port, self.tls_port = (self.engine.free_port() for _ in range(3))
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         given = {
             "COMPOSE_PROJECT_NAME": self.project,
             "COMPOSE_PROFILES": ",".join(self.profiles),
-            "MODELS_DIR": str(models),
+            "MODELS_DIR": str(self._models),
             "API_PORT": str(self.port),
             "PROMETHEUS_PORT": str(self.prometheus_port),
             "TLS_PORT": str(self.tls_port),
             "TLS_DIR": str(self._tls),
+            "TORCH_CPU_INDEX_URL": os.environ.get("TORCH_CPU_INDEX_URL", ""),
             "OMNI_JOBS_METRICS_PORT": "9400",
             "OMNI_JOBS_METRICS_HOST": "0.0.0.0",
             "NOFILE": str(MOST_FILES if files == resource.RLIM_INFINITY else min(files, MOST_FILES)),
@@ -138,15 +140,32 @@ class Deployment:
             text, count = re.subn(rf"(?m)^#?{name}=.*$", f"{name}={value}", text, count=1)
             text += "" if count else f"{name}={value}\n"
         env.write_text(text, encoding="utf-8")
-        override: dict[str, Any] = {"services": {}}
-        for name, service in self.configuration("--file", FILES[0])["services"].items():
+        build = {"args": dict(build_arguments), "network": self.engine.build_network}
+        self._override(FILES[1], build, "--file", FILES[0])
+
+    def configure_torch(self, wheels: Path) -> None:
+        """Write the same override for compose.cpu.yml, whose image takes wheels from a directory as well."""
+        build = {"additional_contexts": {"wheels": str(wheels)}}
+        self._override(TORCH[1], build, *options(TORCH[0]))
+
+    def _override(self, name: str, build: Mapping[str, Any], *files: str) -> None:
+        services: dict[str, Any] = {}
+        for each, service in self.configuration(*files)["services"].items():
             image = service["image"]
-            if image.startswith("omni-jobs-"):
-                override["services"][name] = {"image": f"{image}:{TAG}"}
-            if "build" in service:
-                build = {"args": dict(build_arguments), "network": self.engine.build_network}
-                override["services"][name]["build"] = build
-        (self.directory / FILES[1]).write_text(json.dumps(override, indent=1), encoding="utf-8")
+            if image.startswith("omni-jobs-") and not image.endswith(f":{TAG}"):
+                services[each] = {"image": f"{image}:{TAG}"} | ({"build": build} if "build" in service else {})
+        (self.directory / name).write_text(json.dumps({"services": services}, indent=1), encoding="utf-8")
+
+    @property
+    def _models(self) -> Path:
+        return self.directory.with_name("models")
+
+    def make_checkpoint(self, pipeline: str) -> None:
+        """Make a checkpoint with random weights where the pipeline's workers look for it, by their image."""
+        module = f"workers.models.{pipeline}.tiny_checkpoint"
+        words = ["docker", "run", "--rm", "--user=0", "--network=none", f"--volume={self._models}:/models"]
+        words += [f"omni-jobs-worker-cpu-torch:{TAG}", "python", "-m", module, f"/models/{pipeline}"]
+        self.engine.run(words, self.directory)
 
     @property
     def _tls(self) -> Path:

@@ -67,15 +67,30 @@ def _fetch_weed(context: Path) -> None:
         (context / "weed").write_bytes(archive.read(member))
 
 
+def copy_wheels(work: Path) -> Path:
+    """Copy torch's builds for CPUs of the host's pip, if it has a directory of them, where a build reaches them."""
+    target = work / "wheels"
+    target.mkdir(exist_ok=True)
+    for directory in re.findall(r"(?m)\.find-links='([^']*)'$", pip_configuration()):
+        for path in Path(directory).glob("torch*+cpu*.whl"):
+            if not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
+    return target
+
+
+def pip_configuration() -> str:
+    """Return the lines of ``pip config list``."""
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+
 def build_arguments() -> dict[str, str]:
     """Return the build arguments by which the Dockerfile uses the host's package index and proxy.
 
     An index of files, and the host's other settings of pip, do not reach a build.
     """
     found = {name: os.environ[name] for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY") if name in os.environ}
-    words = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-    if index := index_of(listed):
+    if index := index_of(pip_configuration()):
         found |= {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
     return found
 

@@ -23,10 +23,11 @@ from tests.compose.client import (
     enlargement,
     png,
     speech,
+    spoken,
     transcription,
 )  # fmt: skip
 from tests.compose.debian import DebianError
-from tests.compose.deployment import FILES, LOOK_S, Deployment, Watch, block, options
+from tests.compose.deployment import FILES, LOOK_S, TORCH, Deployment, Watch, block, options
 from tests.compose.engine import EngineError
 
 PROFILES = ("echo", "speech", "transcribe", "upscale")
@@ -171,6 +172,28 @@ class Trial:
             self._judge(self._load([transcription(self.sound)]).end(), facts)
         with self.step("a picture, enlarged") as facts:
             self._judge(self._load([enlargement(png(SIDE, SIDE))]).end(), facts)
+
+    def models(self) -> None:
+        """compose.cpu.yml: the workers of Qwen2.5-Omni, with random weights, on the CPU, and one of them killed."""
+        deployment = self.deployment
+        with self.step("a tiny checkpoint of Qwen2.5-Omni", needed=True):
+            deployment.make_checkpoint("qwen2_5_omni")
+        with self.step("compose.cpu.yml: Qwen2.5-Omni by vLLM") as facts:
+            profiles = ",".join([*PROFILES, "qwen2_5_omni"])
+            files = ":".join([*FILES, *TORCH])
+            began = time.monotonic()
+            deployment.shell(f"COMPOSE_PROFILES={profiles} COMPOSE_FILE={files} docker compose up --detach --wait")
+            facts["up_s"] = round(time.monotonic() - began, 1)
+            self._judge(self._load([spoken()] * 4).end(), facts)
+        with self.step("thinker killed") as facts:
+            load = self._load([spoken()] * 8)
+            load.wait_until_running("qwen2_5_omni", "thinker")
+            deployment.kill("thinker")
+            self._judge(load.end(), facts)
+        with self.step("without the models", needed=True):
+            words = ["--profile", "qwen2_5_omni", "rm", "--stop", "--force", "thinker", "talker", "code2wav"]
+            deployment.compose(*options(*TORCH), *words)
+            deployment.shell("docker compose up --detach --wait")
 
     def kills(self) -> None:
         """Each service is killed while jobs run in it, and comes back by itself."""

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -671,11 +672,21 @@ def test_dockerfile_takes_what_is_there() -> None:
             assert {f"!{source.split('/')[0]}", f"!{source}"} & set(ignored), f"{source} does not reach the build"
 
 
+def test_the_labels_say_what_pyproject_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', DOCKERFILE.read_text()))
+    assert found["version"] == project["version"]
+    assert found["licenses"] == project["license"]
+    assert found["title"] == project["name"]
+
+
 def test_the_images_take_no_file_without_a_hash() -> None:
+    """But torch for CPUs: each index has builds of its own."""
     commands = re.findall(r"(?:uv )?pip (?:install|sync) .*", DOCKERFILE.read_text())
     fetching = [command for command in commands if "--no-index" not in command]
-    assert len(fetching) == 4
-    assert all("--require-hashes" in command for command in fetching)
+    assert len(fetching) == 5
+    without = [command for command in fetching if "--require-hashes" not in command]
+    assert without == ["uv pip sync /locks/worker-cpu-torch.txt"]
 
 
 @pytest.mark.parametrize("target", ["api", "worker", "worker-cpu"])

