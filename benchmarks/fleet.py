@@ -230,7 +230,9 @@ class Fleet:
     def _start(self, count: int) -> None:
         environment = worker_environment(os.environ, self._settings) | POOL_ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
         while len(self._workers) < count:
-            command = worker_command(self._pipeline, STAGE, slot=f"fleet-{len(self._workers)}@fleet")
+            command = worker_command(
+                self._pipeline.stage(STAGE), self._pipeline.queue(STAGE), slot=f"fleet-{len(self._workers)}@fleet"
+            )
             with self._log.open("ab") as out:
                 self._workers.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT))
         deadline = time.monotonic() + START_S

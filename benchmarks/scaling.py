@@ -202,7 +202,7 @@ class Fleet:
             slot = f"{NAME}-{next(self._numbers)}@scaled"
             self._started[slot] = time.monotonic()
             with self._log.open("ab") as out:
-                command = worker_command(self._pipeline, STAGE, slot=slot)
+                command = worker_command(self._pipeline.stage(STAGE), self._pipeline.queue(STAGE), slot=slot)
                 self.running.append(
                     subprocess.Popen(command, env=self._environment, stdout=out, stderr=subprocess.STDOUT)
                 )

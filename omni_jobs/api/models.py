@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/models", tags=["openai"], route_class=OpenAIRoute
 @router.get("", response_model=ModelList, responses=errors(400))
 async def list_models(caller: Reader, services: ServicesDep) -> ModelList:
     """List the pipelines that this server serves, as models of OpenAI's API. `GET /v1/pipelines` says more of each."""
-    return ModelList(data=[model_of(pipeline) for pipeline in services.pipelines.values()])
+    return ModelList(data=[model_of(label) for label in services.pipelines])
 
 
 @router.get("/{model}", response_model=Model, responses=errors(400, 404))
@@ -24,4 +24,4 @@ async def get_model(caller: Reader, services: ServicesDep, model: str) -> Model:
     pipeline = services.pipelines.find(model)
     if pipeline is None:
         raise NotFound(f"there is no model {model!r:.120}; GET /v1/models lists those that are", field="model")
-    return model_of(pipeline)
+    return model_of(services.pipelines.label(pipeline))

@@ -27,7 +27,7 @@ def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str
     whole = services.pipelines.broken(pipeline.reference) is None  # a broken plug-in's parameters cannot be known
     return PipelineView(
         name=pipeline.name,
-        label=pipeline.label,
+        label=services.pipelines.label(pipeline),
         version=pipeline.version,
         digest=pipeline.digest if whole else None,
         description=pipeline.description,

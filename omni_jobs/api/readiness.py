@@ -121,7 +121,7 @@ class ServerReadiness:
     def _check_pipelines(self) -> None:
         """Note why a pipeline's file, as it is now, would be refused by a new process, or else why its jobs are."""
         found: dict[str, Check] = {}
-        refusals = {name: self.pipelines.refusal(name) for name in self.pipelines}
+        refusals = {name: self.pipelines.refusal(pipeline) for name, pipeline in self.pipelines.items()}
         for name, refusal in refusals.items():
             error = self.unavailable_reason(self.pipelines[name])
             if refusal is not None:

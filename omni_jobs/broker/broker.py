@@ -36,7 +36,7 @@ class Broker:
 
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         self.slots: dict[str, int] = {}  # a stage's, by queue
-        self._instead: dict[str, str] = {}  # the queue that is rung, by that of high jobs for which no slots are kept
+        self._instead: dict[str, str] = {}  # by aliases, and queues of high jobs for which no slots are kept
         for pipeline in pipelines.values():
             for name, stage in pipeline.stages.items():
                 queue = pipeline.queue(name)
@@ -46,6 +46,9 @@ class Broker:
                     self.slots[of_high] = stage.slots
                 else:
                     self._instead[of_high] = queue
+        for alias, queue in pipelines.queue_aliases.items():
+            of_high = queue_of(queue, Priority.HIGH)
+            self._instead |= {alias: queue, queue_of(alias, Priority.HIGH): self._instead.get(of_high, of_high)}
         self._settings = settings
 
     @cached_property
@@ -66,7 +69,8 @@ class Broker:
     def ring(self, queues: Collection[str]) -> None:
         """Put a doorbell into each of these queues, which keeps as many as its stage has slots.
 
-        A queue that belongs to no pipeline is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
+        NAME.STAGE is the queue of the newest version: so the queues are called of jobs that an older build took. A
+        queue that belongs to no pipeline is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
         """
         wanted = {self._instead.get(name, name) for name in queues}
         known = sorted(wanted.intersection(self.slots))
@@ -90,12 +94,12 @@ class Broker:
     def wait_for_doorbell(self, queue_name: str, within_s: int) -> bool:
         """Take a doorbell out of a queue, and return whether one came in time. Raises BrokerUnavailable."""
         with self._errors("gives no doorbell"):
-            return self._redis.brpop([self._key(queue_name)], within_s) is not None
+            return self._redis.brpop([self._key(self._instead.get(queue_name, queue_name))], within_s) is not None
 
     def depth(self, queue_name: str) -> int:
         """Return how many doorbells a queue holds. Raises BrokerUnavailable."""
         with self._errors("does not answer"):
-            return int(self._redis.llen(self._key(queue_name)))
+            return int(self._redis.llen(self._key(self._instead.get(queue_name, queue_name))))
 
     def check(self) -> None:
         """Raise BrokerUnavailable unless the broker takes writes: one that is full or a replica takes no doorbells."""

@@ -17,12 +17,15 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
     def __init__(self, settings: Settings, pipelines: Pipelines) -> None:
         """Configure one queue for every stage of every pipeline. The app connects to nothing yet.
 
+        ``-Q NAME.STAGE`` selects the queue of the newest version, because that is the queue's alias.
+
         Raises ConfigError for a file in the broker's URL that cannot be used.
         """
         super().__init__("omni_jobs", set_as_current=False)
         self.settings = settings
         self.pipelines = pipelines
         self.broker = Broker(settings, pipelines)
+        aliases = {queue: alias for alias, queue in pipelines.queue_aliases.items()}
         self.conf.update(
             broker_url=broker_url(settings),
             broker_transport_options={
@@ -39,7 +42,7 @@ class OmniCelery(Celery):  # type: ignore[misc]  # celery has no types
             task_serializer="json",
             accept_content=["json"],
             task_queues=[
-                Queue(name, routing_key=name, no_ack=True)  # type: ignore[no-untyped-call]
+                Queue(name, alias=aliases.get(name), routing_key=name, no_ack=True)  # type: ignore[no-untyped-call]
                 for pipeline in pipelines.values()
                 for name in map(pipeline.queue, pipeline.stages)
             ],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from omni_jobs.errors import ConfigError
-from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 
 POOL_ENVIRONMENT = {"CELERY_CUSTOM_WORKER_POOL": "workers.consumer.pool:StagePool"}
 """The environment variable that names the pool of ``-P custom``; Celery reads it before ``-A``."""
@@ -28,8 +28,8 @@ def check_worker_installed(pipeline: Pipeline, stage: str) -> None:
 
 
 def worker_command(
-    pipeline: Pipeline,
-    stage: str,
+    config: StageConfig,
+    queue: str,
     *,
     slot: str | None = None,
     concurrency: int | None = None,
@@ -37,15 +37,15 @@ def worker_command(
 ) -> list[str]:
     """Return the command line that starts one stage's worker, as arguments; run it with ``POOL_ENVIRONMENT`` set.
 
-    ``slot`` is the Celery node's name: unique among the running workers, and the same after a restart, because a
-    worker at once takes back the stage runs of its slot. ``concurrency`` bounds the stage runs at a time; None takes
-    the stage's slots. An unknown stage raises NotFound.
+    ``queue`` is the stage's, or its alias. ``slot`` is the Celery node's name: unique among the running workers, and
+    the same after a restart, because a worker at once takes back the stage runs of its slot. ``concurrency`` bounds
+    the stage runs at a time; None takes the stage's slots.
     """
-    queue = pipeline.queue(stage)
-    concurrency = concurrency or pipeline.stage(stage).slots
+    concurrency = concurrency or config.slots
+    slot = slot or f"{queue.replace('@', '-')}-1@%h"
     return [
         *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
-        *("-P", "custom", "-Q", queue, "-n", slot or f"{queue.replace('@', '-')}-1@%h", "-c", str(concurrency)),
+        *("-P", "custom", "-Q", queue, "-n", slot, "-c", str(concurrency)),
         *("--without-gossip", "--without-mingle", "--heartbeat-interval", "10", "-l", log_level),
     ]
 

@@ -29,7 +29,7 @@ def chosen_pipelines(
     known = load_pipelines(settings.resolved_stage_configs)
     if not pipelines and settings.pipelines is not None:
         pipelines = list(known.served(settings.pipelines))
-    pipelines = [name if name in known else known.named(name, field="pipeline").label for name in pipelines]
+    pipelines = [name if name in known else known.label(known.named(name, field="pipeline")) for name in pipelines]
     whole = [known[name] for name in pipelines or known if known.broken(name) is None]
     families = _families(whole, whole=bool(pipelines))
     checkpoints: dict[str, Path] = {}

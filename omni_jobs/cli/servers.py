@@ -209,7 +209,8 @@ def worker(
 
     configs = read_settings().resolved_stage_configs
     config = load_pipelines(configs).named(pipeline, field="pipeline")
-    command = worker_command(config, stage, slot=slot, concurrency=concurrency, log_level=log_level)
+    queue = f"{pipeline}.{stage}"  # as the operator calls it: the alias of the newest version's, or one version's own
+    command = worker_command(config.stage(stage), queue, slot=slot, concurrency=concurrency, log_level=log_level)
     if dry_run:
         say(as_shell_line(command, POOL_ENVIRONMENT))
         return

@@ -67,16 +67,18 @@ async def submit_trial(visit: Acts, request: Request) -> Response:
         max_texts=_MOST_FIELDS,
         max_text_bytes=settings.max_text_bytes,
     )
-    pipeline = visit.services.pipelines.named(form.only_text("model") or "")
+    pipelines = visit.services.pipelines
+    pipeline = pipelines.named(form.only_text("model") or "")
+    label = pipelines.label(pipeline)
     trial = await visit.services.list_threads.run(visit.caller.sees, partial(TrialForm.of, pipeline))
     try:
         job_id, problems = await _submitted(visit, trial, form)
     except OmniJobsError as error:
         note_error(request, error)
         problems = {trial.place_of(error.field, form): shape_of(error)["message"]}
-        return await _page(visit, pipeline.label, form=form, problems=problems, status=error.http_status)
+        return await _page(visit, label, form=form, problems=problems, status=error.http_status)
     if job_id is None:
-        return await _page(visit, pipeline.label, form=form, problems=problems, status=InvalidRequest.http_status)
+        return await _page(visit, label, form=form, problems=problems, status=InvalidRequest.http_status)
     if "hx-request" not in request.headers:
         return visit.moved(f"/jobs/{job_id}")
     visit.forget()

@@ -30,7 +30,7 @@ def pipelines(settings: Settings) -> Iterator[Finding]:
 def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: Settings, cards: list[int]) -> Finding:
     """``cards``: the bytes of memory of each of this host's cards; none: no stage runs on one here."""
     pipeline = served[name]
-    broken = served.broken(name) or served.refusal(name)
+    broken = served.broken(name) or served.refusal(pipeline)
     if broken is not None:
         return Finding(about=name, state="error", message=str(broken), remedy="correct the file, or the plug-in")
     weights = _weights(pipeline, settings.models)

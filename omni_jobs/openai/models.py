@@ -4,8 +4,6 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from omni_jobs.pipelines.stage_config import Pipeline
-
 
 class Model(BaseModel):
     """A pipeline. ``created`` is 0, because a pipeline has no date, and all servers answer alike."""
@@ -23,6 +21,6 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-def model_of(pipeline: Pipeline) -> Model:
-    """Return the pipeline as a model."""
-    return Model(id=pipeline.label)
+def model_of(label: str) -> Model:
+    """Return the pipeline of this label as a model."""
+    return Model(id=label)

@@ -40,16 +40,28 @@ class Pipelines(dict[str, Pipeline]):
         files: Mapping[str, Path] | None = None,
         broken: Mapping[str, PluginBroken] | None = None,
     ) -> None:
-        """``files`` maps each pipeline's label to the file it was read from; ``refusal`` needs them.
+        """``files`` maps each pipeline's NAME@VERSION to the file it was read from; ``refusal`` needs them.
 
-        ``broken`` has the errors of those pipelines that need a broken plug-in, by label.
+        ``broken`` has the errors of those pipelines that need a broken plug-in, by NAME@VERSION.
         """
-        super().__init__({pipeline.label: pipeline for pipeline in pipelines})
+        given = tuple(pipelines)
+        self._newest_first = sorted(given, key=lambda pipeline: version_order(pipeline.version), reverse=True)
+        self._newest = {pipeline.name: pipeline for pipeline in reversed(self._newest_first)}
+        super().__init__({self.label(pipeline): pipeline for pipeline in given})
         self._files = files or {}
         self._broken = broken or {}
-        self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by label: the file's state, its refusal
-        self._newest_first = sorted(self.values(), key=lambda pipeline: version_order(pipeline.version), reverse=True)
+        self._checked: dict[str, tuple[object, ConfigError | None]] = {}  # by reference: the file's state, its refusal
         self.refuse_new_jobs({})
+
+    def label(self, pipeline: Pipeline) -> str:
+        """Return what lists call a pipeline: by its name if it is the newest of that name here, else NAME@VERSION."""
+        return pipeline.name if self._newest[pipeline.name] is pipeline else pipeline.reference
+
+    @property
+    def queue_aliases(self) -> dict[str, str]:
+        """The queues of the newest versions, NAME@VERSION.STAGE, by their aliases, NAME.STAGE."""
+        newest = self._newest.items()
+        return {f"{name}.{stage}": pipeline.queue(stage) for name, pipeline in newest for stage in pipeline.stages}
 
     def refuse_new_jobs(self, refused: Mapping[str, Callable[[], OmniJobsError]]) -> None:
         """Take no new jobs from now on for these versions, by NAME@VERSION, but raise the error that is made of each.
@@ -83,8 +95,7 @@ class Pipelines(dict[str, Pipeline]):
                 raise ConfigError(f"no stage config has the name {reference!r}; there are: {known}", field=SERVED)
         named = [[self.find(each)] if "@" in each else self.versions(each) for each in references]
         chosen = [each for versions in named for each in versions if each is not None]
-        broken = {each.label: self._broken[each.label] for each in chosen if each.label in self._broken}
-        return Pipelines(chosen, self._files, broken)
+        return Pipelines(chosen, self._files, self._broken)
 
     def find(self, reference: str) -> Pipeline | None:
         """Return the pipeline of a reference, or None."""
@@ -103,7 +114,7 @@ class Pipelines(dict[str, Pipeline]):
 
         A version that needs a broken plug-in has no identity, so it is not found.
         """
-        versions = (each for each in self.values() if each.name == identity.name and each.label not in self._broken)
+        versions = (each for each in self.values() if each.name == identity.name and each.reference not in self._broken)
         return next((each for each in versions if each.digest == identity.digest), None)
 
     def named(self, reference: str, *, field: str = "model") -> Pipeline:
@@ -115,24 +126,26 @@ class Pipelines(dict[str, Pipeline]):
         if pipeline is None:
             known = ", ".join(self) or "none"
             raise NotFound(f"unknown pipeline {reference!r}; this server serves: {known}", field=field)
-        if (error := self._broken.get(pipeline.label)) is not None:  # kept, so each caller gets one of its own to raise
+        if (
+            error := self._broken.get(pipeline.reference)
+        ) is not None:  # kept, so each caller gets one of its own to raise
             raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
         return pipeline
 
     def broken(self, reference: str) -> PluginBroken | None:
         """Return the error of the broken plug-in that a pipeline needs, as it was when its file was loaded, or None."""
         pipeline = self.find(reference)
-        return None if pipeline is None else self._broken.get(pipeline.label)
+        return None if pipeline is None else self._broken.get(pipeline.reference)
 
-    def placed(self, error: ConfigError, label: str, stage: str, device: Device) -> ConfigError:
+    def placed(self, error: ConfigError, pipeline: Pipeline, stage: str, device: Device) -> ConfigError:
         """Return what a worker's start found wrong with its engine, with file and line if it is a stage config's field.
 
         A setting that stands under ``device`` is that one. Any other error is returned as it is.
         """
-        path, field = self._files.get(label), tuple((error.field or "").split("."))
+        path, field = self._files.get(pipeline.reference), tuple((error.field or "").split("."))
         if path is None or error.file is not None or field[0] != "engine" or len(field) < 2:
             return error
-        own = self[label].stage(stage).engine.get(device)
+        own = pipeline.stage(stage).engine.get(device)
         if isinstance(own, Mapping) and field[1] in own:
             field = ("engine", device, *field[1:])
         try:
@@ -140,23 +153,23 @@ class Pipelines(dict[str, Pipeline]):
         except ConfigError:  # the file is gone, or is being written
             return error
         placed.stage = stage
-        placed.more = tuple(self.placed(each, label, stage, device) for each in error.more)
+        placed.more = tuple(self.placed(each, pipeline, stage, device) for each in error.more)
         return placed
 
-    def refusal(self, label: str) -> ConfigError | None:
+    def refusal(self, pipeline: Pipeline) -> ConfigError | None:
         """Return the error with which a process that starts now would refuse this pipeline's file, or None.
 
         The API's readiness asks for it. The file is read again only after it has changed.
         """
-        path = self._files[label]
+        path = self._files[pipeline.reference]
         try:
             stat = path.stat()
             state: object = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         except OSError as error:
             state = error.errno
-        checked = self._checked.get(label)
+        checked = self._checked.get(pipeline.reference)
         if checked is None or checked[0] != state:
-            checked = self._checked[label] = (state, _refusal(path, self[label].name))
+            checked = self._checked[pipeline.reference] = (state, _refusal(path, pipeline.name))
         return checked[1]
 
 
@@ -194,15 +207,10 @@ def load_pipelines(directory: Path) -> Pipelines:
         if unusable is not None:
             logger.error("pipeline %s cannot run: %s", pipeline.reference, unusable)
         read[pipeline.reference] = pipeline, path, unusable
-    newest: dict[str, Pipeline] = {}
-    for pipeline in sorted((each for each, _, _ in read.values()), key=lambda each: version_order(each.version)):
-        if (older := newest.get(pipeline.name)) is not None:
-            older.stand_beside_newer()
-        newest[pipeline.name] = pipeline
     return Pipelines(
         (pipeline for pipeline, _, _ in read.values()),
-        {pipeline.label: path for pipeline, path, _ in read.values()},
-        {pipeline.label: unusable for pipeline, _, unusable in read.values() if unusable is not None},
+        {reference: path for reference, (_, path, _) in read.items()},
+        {reference: unusable for reference, (_, _, unusable) in read.items() if unusable is not None},
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from omni_jobs.errors import ConfigError, NotFound
 from omni_jobs.identity import PipelineId, StageId
@@ -225,7 +225,6 @@ class Pipeline(_Frozen):
     voices: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()  # the first is the default
     stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
     outputs: Annotated[dict[Name, OutputConfig], Field(min_length=1)]  # modality → the stage that makes it
-    _has_newer: bool = PrivateAttr(default=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -289,25 +288,16 @@ class Pipeline(_Frozen):
         return StageId(self.id, self.stage(stage).name)
 
     def queue(self, stage: str) -> str:
-        """Return the name of a stage's Celery queue, ``LABEL.STAGE``. Raises NotFound.
+        """Return the name of a stage's Celery queue, ``NAME@VERSION.STAGE``. Raises NotFound.
 
         It has no digest, because a broken plug-in's pipeline has none.
         """
-        return f"{self.label}.{self.stage(stage).name}"
+        return f"{self.reference}.{self.stage(stage).name}"
 
     @property
     def reference(self) -> str:
         """What means this version alone wherever a pipeline may be named: NAME@VERSION."""
         return f"{self.name}@{self.version}"
-
-    def stand_beside_newer(self) -> None:
-        """Take the label of a version beside which there is a newer one, in the directory that it was read from."""
-        self._has_newer = True
-
-    @property
-    def label(self) -> str:
-        """What it is called beside other versions: by its name if it is the newest, else by its reference."""
-        return self.reference if self._has_newer else self.name
 
     def successors(self, stage: str) -> tuple[str, ...]:
         """Return the names of the stages that take this stage's payload, whether or not a job runs them."""

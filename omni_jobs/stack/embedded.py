@@ -100,9 +100,9 @@ class EmbeddedStack:
         self._supervisor: Supervisor | None = None
         self._children: list[Child] = []  # Valkey first
 
-    def _whole_pipelines(self, known: Pipelines) -> list[Pipeline]:
-        """Return the pipelines whose plug-ins are whole, and tell of the others. Raises what ``__init__`` does."""
-        whole: list[Pipeline] = []
+    def _whole_pipelines(self, known: Pipelines) -> dict[str, Pipeline]:
+        """Return the pipelines whose plug-ins are whole, by label, and tell of the others. Raises as ``__init__``."""
+        whole: dict[str, Pipeline] = {}
         broken: list[PluginBroken] = []
         for name in self._names:
             try:
@@ -114,7 +114,7 @@ class EmbeddedStack:
                 broken.append(error)
                 self._on_notice(f"pipeline {name} is not served: {error}")
             else:
-                whole.append(pipeline)
+                whole[known.label(pipeline)] = pipeline
         if broken and not whole:
             raise broken[0]
         return whole
@@ -184,7 +184,7 @@ class EmbeddedStack:
     def served(self) -> list[str]:
         """The names of the pipelines whose workers run."""
         given_up = {child.pipeline for child in self._children if child.state is ChildState.FAILED}
-        return [pipeline.name for pipeline in self._pipelines if pipeline.name not in given_up]
+        return [pipeline.name for pipeline in self._pipelines.values() if pipeline.name not in given_up]
 
     def children(self) -> list[ChildView]:
         """Return a snapshot of every child, Valkey first; none before ``start``. Any thread may call this."""
@@ -267,14 +267,14 @@ class EmbeddedStack:
             API: ([*omni_jobs, "api", "--fd", str(listener), "--plugs-fd", str(plugs)], for_servers),
             RESCUER: ([*omni_jobs, "rescuer", "--round-file", str(self._directory.rescuer_round)], for_servers),
         }
-        threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines))
+        threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines.values()))
         defaults = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
         for_workers = defaults | worker_environment(os.environ, self.settings) | unbuffered | POOL_ENVIRONMENT
         pipeline_of = {}
-        for pipeline in self._pipelines:
-            for stage in pipeline.stages:
-                name = f"worker {pipeline.queue(stage)}"
-                commands[name] = worker_command(pipeline, stage), for_workers
+        for label, pipeline in self._pipelines.items():
+            for stage, config in pipeline.stages.items():
+                name, slot = f"worker {label}.{stage}", f"{label.replace('@', '-')}.{stage}-1@%h"
+                commands[name] = worker_command(config, pipeline.queue(stage), slot=slot), for_workers
                 pipeline_of[name] = pipeline.name
         return [
             Child(

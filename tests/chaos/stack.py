@@ -411,7 +411,7 @@ class ChaosStack:
     def _start_worker(self, stage: str, name: str, *, far: bool = False, pipeline: str = "echo") -> Worker:
         settings = self._far_settings if far else self.settings
         config = load_pipelines(self.directory / "stage_configs")[pipeline]
-        words = worker_command(config, stage, slot=f"{pipeline}.{name}@chaos")
+        words = worker_command(config.stage(stage), config.queue(stage), slot=f"{pipeline}.{name}@chaos")
         words[words.index("workers.app")] = "tests.chaos.worker_app"
         order = self.directory / "run" / f"order-{name}"
         environment = self._environment(settings) | POOL_ENVIRONMENT | {"CHAOS_ORDER": str(order)}

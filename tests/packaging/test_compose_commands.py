@@ -158,9 +158,10 @@ def test_a_worker_without_a_gpu_serves(prepared: Containers, name: str) -> None:
     """Its model, if it has any, is in its image."""
     process = prepared.start(name, SERVICES[name], SERVICES[name]["command"])
     try:
-        served = f"serves {SERVICES[name]['environment']['WORKER_QUEUE']} with"
+        pipeline, _, stage = SERVICES[name]["environment"]["WORKER_QUEUE"].partition(".")
+        served = re.compile(rf"serves {pipeline}@[^ ]+\.{stage} with")
         deadline = time.monotonic() + WAIT_S
-        while served not in (log := prepared.log(name).read_text(errors="replace")):
+        while not served.search(log := prepared.log(name).read_text(errors="replace")):
             assert process.poll() is None, log
             assert time.monotonic() < deadline, log
             time.sleep(0.1)

@@ -208,7 +208,7 @@ def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> 
             Settings.model_validate_strings({**read, "models": json.loads(settings.get("OMNI_JOBS_MODELS", "{}"))})
             if names == ["worker"]:
                 pipeline, stage = str(parameters["pipeline"]), str(parameters["stage"])
-                assert own["WORKER_QUEUE"] == pipelines[pipeline].queue(stage)
+                assert own["WORKER_QUEUE"] == f"{pipeline}.{stage}"
                 stages.add((pipeline, stage))
     assert stages == {(name, stage) for name in served for stage in pipelines[name].stages}
 

@@ -44,7 +44,7 @@ def _check_pool(options: Mapping[str, Any], configured: str) -> None:
 
 
 def stage_of_queues(queues: Iterable[str], pipelines: Pipelines) -> tuple[Pipeline, str]:
-    """Return the pipeline and the name of the one stage whose queue ``-Q`` names.
+    """Return the pipeline and the name of the one stage whose queue, or whose queue's alias, ``-Q`` names.
 
     Raises ConfigError when there is not exactly one queue, or when no stage has it.
     """
@@ -52,11 +52,12 @@ def stage_of_queues(queues: Iterable[str], pipelines: Pipelines) -> tuple[Pipeli
     if len(names) != 1:
         given = ", ".join(names) or "none"
         raise ConfigError(f"a worker serves one stage: give one queue, -Q pipeline.stage (given: {given})", field="-Q")
+    queue = pipelines.queue_aliases.get(names[0], names[0])
     for pipeline in pipelines.values():
         for stage in pipeline.stages:
-            if pipeline.queue(stage) == names[0]:
+            if pipeline.queue(stage) == queue:
                 return pipeline, stage
-    known = ", ".join(pipeline.queue(stage) for pipeline in pipelines.values() for stage in pipeline.stages)
+    known = ", ".join(f"{label}.{stage}" for label, pipeline in pipelines.items() for stage in pipeline.stages)
     raise ConfigError(f"no stage has the queue {names[0]!r}; there are {known or 'none'}", field="-Q")
 
 

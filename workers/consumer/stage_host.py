@@ -193,7 +193,7 @@ class StageHost:
             if not isinstance(error, ConfigError):
                 raise
             device: Device = "cuda" if self._llm.cuda_devices else "cpu"
-            raise self._pipelines.placed(error, self._pipeline.label, self._stage, device) from error
+            raise self._pipelines.placed(error, self._pipeline, self._stage, device) from error
         keep_what_is_loaded()
 
     async def _tell_shortage(self, llm: StageLLM) -> None:

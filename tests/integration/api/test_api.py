@@ -79,7 +79,7 @@ def test_submit_and_get(api: ApiServer) -> None:
 def test_a_submit_rings_for_the_first_stage(api: ApiServer) -> None:
     job = submitted(api)
     with redis.Redis.from_url(api.services.settings.broker_url.get_secret_value()) as broker:
-        assert broker.brpop(["echo.first"], timeout=60) is not None, "no doorbell came"
+        assert broker.brpop(["echo@1.first"], timeout=60) is not None, "no doorbell came"
     assert set(api.services.broker.depths().values()) == {0}
     assert claimed(api).job_id == job.id
 
@@ -205,7 +205,7 @@ def made(api: ApiServer, sound: bytes, media_type: str = "audio/wav") -> str:
         [outcome] = api.services.jobs.report(
             [Completion(claim.stage_run_id, 1, f"w-{stage}", artifacts=artifacts, result={"text": "好"})]
         )
-        assert set(outcome.queues) == ({"echo.second"} if stage == "first" else set())
+        assert set(outcome.queues) == ({"echo@1.second"} if stage == "first" else set())
     view = api.http.get(f"/v1/jobs/{job.id}").json()
     assert view["status"] == "completed"
     assert view["result"]["text"] == "好"

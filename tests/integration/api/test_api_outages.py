@@ -110,9 +110,9 @@ def test_jobs_are_taken_while_the_broker_refuses_and_rung_for_when_it_is_back(se
             until(lambda: ready(api, "broker") == ("degraded", "broker_unavailable"))
             proxy.clear()
             until(lambda: ready(api, "broker") == ("ready", None))
-            before = api.services.broker.depths()["echo.first"]
+            before = api.services.broker.depths()["echo@1.first"]
             assert post(api, TEXT).status_code == 202
-            until(lambda: api.services.broker.depths()["echo.first"] > before)
+            until(lambda: api.services.broker.depths()["echo@1.first"] > before)
             assert claimable(api) == 4
 
 
@@ -137,12 +137,12 @@ def test_jobs_are_taken_while_the_broker_is_full_and_rung_for_when_it_has_room(
                 assert post(api, TEXT).status_code == 202
             until(lambda: "workers find work by polling" in caplog.text)
             assert "maxmemory" in caplog.text
-            assert api.services.broker.depths()["echo.first"] == 0
+            assert api.services.broker.depths()["echo@1.first"] == 0
             until(lambda: ready(api, "broker") == ("degraded", "broker_unavailable"))
         until(lambda: ready(api, "broker") == ("ready", None))
         assert claimable(api) == 3
         assert post(api, TEXT).status_code == 202
-        until(lambda: api.services.broker.depths()["echo.first"] > 0)
+        until(lambda: api.services.broker.depths()["echo@1.first"] > 0)
 
 
 # The database

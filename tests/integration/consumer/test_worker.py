@@ -183,12 +183,12 @@ NO_DOORBELLS = {
 
 
 def test_messages_that_are_no_doorbells_are_dropped_and_the_worker_lives(stack: EchoStack) -> None:
-    dropped = "echo.first held another message than a doorbell: dropped"
+    dropped = "echo@1.first held another message than a doorbell: dropped"
     log = stack.workers[0].log
     before = log.read_text().count(dropped)
     with stack.redis() as client:
         for message in NO_DOORBELLS.values():
-            client.lpush(f"{stack.prefix}echo.first", message)
+            client.lpush(f"{stack.prefix}echo@1.first", message)
         stack.app.send_task("reports.tasks.send", (1,), {"to": "all"}, queue="echo.first")  # of another project
         # A doorbell rung before would trim the queue, and with it messages that the worker has not seen.
         stack.until(lambda: log.read_text().count(dropped) == before + len(NO_DOORBELLS) + 1 or None, 20)
@@ -200,7 +200,7 @@ def test_headers_that_mean_something_to_celery_mean_nothing(stack: EchoStack) ->
     with stack.redis() as client:
         times = ({"timelimit": "soon"}, {"eta": "2099-01-01T00:00:00"}, {"expires": "2000-01-01"}, {"retries": "x"})
         for headers in times:
-            client.lpush(f"{stack.prefix}echo.first", _message(headers={"task": TASK, "id": "x", **headers}))
+            client.lpush(f"{stack.prefix}echo@1.first", _message(headers={"task": TASK, "id": "x", **headers}))
     lives(stack)
 
 

@@ -70,7 +70,7 @@ def test_whatever_stands_in_the_queue_rings(waiting: EchoStack) -> None:
     for message in (b"\x80 junk", b"", b"[]", b'{"headers": {"task": "celery.chord_unlock"}}'):
         job_id = waiting.submit(ring=False)
         with waiting.redis() as client:
-            client.lpush(f"{waiting.prefix}echo.first", message)
+            client.lpush(f"{waiting.prefix}echo@1.first", message)
         completed(waiting, job_id)
 
 
@@ -86,7 +86,7 @@ def test_a_worker_that_is_full_passes_the_doorbell_on(waiting: EchoStack) -> Non
 
 @pytest.mark.parametrize("when", ["starts", "runs"])
 def test_a_queue_whose_key_is_no_list_is_waited_for_and_its_work_goes_on(polling: EchoStack, when: str) -> None:
-    key = f"{polling.prefix}echo.first"
+    key = f"{polling.prefix}echo@1.first"
     with polling.redis() as broker:
         if when == "starts":
             broker.set(key, "mine")

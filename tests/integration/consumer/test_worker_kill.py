@@ -87,7 +87,7 @@ def test_sigterm_finishes_what_is_short_and_hands_back_the_rest(sqlite_stack: Ec
     assert finished.status is StageRunState.SUCCEEDED
     assert (handed_back.status, handed_back.errors) == (StageRunState.QUEUED, [])
     assert sqlite_stack.jobs.workers() == []
-    assert sqlite_stack.app.broker.depths() == {"echo.first": 1, "echo.second": 1}  # the doorbells it left
+    assert sqlite_stack.app.broker.depths() == {"echo@1.first": 1, "echo@1.second": 1}  # the doorbells it left
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_high_job_goes_through_while_others_hold_all_other_slots(stack: EchoSt
         high = stack.submit(priority=Priority.HIGH)
         assert stack.ended(high, within_s=30).status == JobState.COMPLETED
     assert states(stack, *low, passing) == ["running", "queued", "queued", "queued"]
-    assert not any(stack.app.broker.depths()[f"echo.{stage}.high"] for stage in ("first", "second"))
+    assert not any(stack.app.broker.depths()[f"echo@1.{stage}.high"] for stage in ("first", "second"))
 
 
 @sqlite_only

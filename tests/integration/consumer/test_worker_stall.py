@@ -42,7 +42,7 @@ def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_fails_and_its_
     try:
         stack.start("second")
         with stack.redis() as broker:
-            broker.set(f"{stack.prefix}echo.first", "mine")
+            broker.set(f"{stack.prefix}echo@1.first", "mine")
         poison = stack.submit("block", ring=False)
         neighbours = [stack.submit(f"neighbour {n}", ring=False, first={"delay_s": 1}) for n in range(3)]
         slot = None
@@ -50,7 +50,7 @@ def test_a_stage_run_that_blocks_the_loop_of_a_worker_that_starts_fails_and_its_
             stalled = stack.launch("first", slot, fault="block")
             assert stalled.process.wait(60) == 1
             assert re.search(r"event loop has not turned for \d+ s, in stage run \d+", stalled.log.read_text())
-            assert " serves echo.first " not in stalled.log.read_text()
+            assert " serves echo@1.first " not in stalled.log.read_text()
             slot = stalled.slot
         stack.serving(stack.launch("first", slot, fault="block"))
         view = stack.ended(poison)

@@ -38,7 +38,7 @@ def test_waits_for_the_schema_rings_for_what_it_frees_and_ends_on_sigterm(stack:
         time.sleep(0.5)  # its first looks find no schema
         stack.database.migrate()
         _lost_worker(stack)
-        stack.until(lambda: stack.app.broker.depths()["echo.first"] or None, 30)
+        stack.until(lambda: stack.app.broker.depths()["echo@1.first"] or None, 30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:
@@ -97,7 +97,7 @@ def test_a_bug_in_one_round_does_not_end_the_next(stack: EchoStack, caplog: pyte
     rescuer = Rescuer(Buggy(stack.database), stack.app.broker, every_s=0.01)
     rescuer.run(stack.database)
     assert len(rounds) == 2
-    assert stack.app.broker.depths()["echo.first"] == 1
+    assert stack.app.broker.depths()["echo@1.first"] == 1
     assert "nobody thought of this" in caplog.text
 
 

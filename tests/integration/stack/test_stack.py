@@ -562,7 +562,7 @@ def test_up_builds_a_tiny_checkpoint_and_serves_it(tmp_path: Path, monkeypatch: 
 
 def test_what_hangs_is_killed_and_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_JOBS_STALL_AFTER_S", "5")
-    words = ("valkey-server", "omni_jobs.cli api", "omni_jobs.cli rescuer", "-Q echo.first", "sentinel.py")
+    words = ("valkey-server", "omni_jobs.cli api", "omni_jobs.cli rescuer", "-Q echo@1.first", "sentinel.py")
     with up(tmp_path) as process:
         assert process.stdout is not None
         url = re.findall(r"http://\S+", process.stdout.readline())[0]

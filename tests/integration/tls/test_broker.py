@@ -37,7 +37,7 @@ def test_doorbells_ring_by_tls_and_celery_takes_them(port: int, tmp_path: Path) 
         app.broker.check()
         app.broker.ring(["echo.first"])
         with app.connection_for_read() as connection:
-            assert connection.default_channel.basic_get("echo.first", no_ack=True) is not None
+            assert connection.default_channel.basic_get("echo@1.first", no_ack=True) is not None
         app.close()
         app.broker.close()
     assert (tls.accepted > 1, tls.refused) == (True, 0), "one connection is the Broker's, the others Celery's"

@@ -2,6 +2,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from celery.events.dispatcher import EventDispatcher
@@ -12,6 +13,7 @@ from kombu import Connection
 from kombu.asynchronous.hub import Hub
 from kombu.transport import redis as transport
 
+from omni_jobs.broker.celery_app import OmniCelery
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.settings import Settings
@@ -25,15 +27,29 @@ def pipelines() -> Pipelines:
 
 
 def test_a_queue_names_its_stage(pipelines: Pipelines) -> None:
-    pipeline, stage = stage_of_queues(["echo.second"], pipelines)
-    assert (pipeline.name, stage) == ("echo", "second")
+    for queue in ("echo.second", "echo@1.second"):
+        pipeline, stage = stage_of_queues([queue], pipelines)
+        assert (pipeline.name, stage) == ("echo", "second")
 
 
-@pytest.mark.parametrize("queues", [[], ["echo.first", "echo.second"], ["echo"], ["echo.third"], ["celery"]])
+@pytest.mark.parametrize(
+    "queues", [[], ["echo.first", "echo.second"], ["echo"], ["echo.third"], ["echo@2.second"], ["celery"]]
+)
 def test_anything_but_one_stage_s_queue_is_refused(pipelines: Pipelines, queues: Sequence[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         stage_of_queues(queues, pipelines)
     assert caught.value.field == "-Q"
+
+
+def test_q_relies_on_celery_selecting_a_queue_by_its_alias(tmp_path: Path) -> None:
+    """``celery.app.amqp.Queues.select``: what is consumed then has the queue's own name."""
+    echo = (Settings().resolved_stage_configs / "echo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "old.yaml").write_text(echo)
+    (tmp_path / "new.yaml").write_text(echo.replace('version: "1"', 'version: "2"'))
+    for asked, consumed in (("echo.first", "echo@2.first"), ("echo@2.first", "echo@2.first"), ("echo@1.first",) * 2):
+        app = OmniCelery(Settings(), load_pipelines(tmp_path))
+        app.amqp.queues.select([asked])
+        assert list(app.amqp.queues.consume_from) == [consumed]
 
 
 def test_a_worker_starts_light() -> None:

@@ -136,7 +136,7 @@ def check_broken(tmp_path: Path, old: str, new: str, message: str, line: int, fi
     pipelines = load_pipelines(tmp_path)
     assert set(pipelines) == {"echo", "omni"}
     assert pipelines.named("echo").digest
-    assert str(pipelines.broken("omni")) == str(pipelines.refusal("omni")) == str(caught.value)
+    assert str(pipelines.broken("omni")) == str(pipelines.refusal(pipelines["omni"])) == str(caught.value)
     with pytest.raises(PluginBroken, match=message) as refused:
         pipelines.named("omni")
     assert str(refused.value) == str(caught.value)

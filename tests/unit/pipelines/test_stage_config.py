@@ -85,7 +85,7 @@ def test_the_setting_names_what_is_served(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_queues_and_consumers() -> None:
     omni = load_pipelines(CONFIGS)["qwen2_5_omni"]
-    assert omni.queue("talker") == "qwen2_5_omni.talker"
+    assert omni.queue("talker") == "qwen2_5_omni@1.talker"
     assert omni.successors("thinker") == ("talker",)
     assert omni.successors("code2wav") == ()
 
@@ -423,7 +423,9 @@ def test_several_versions_stand_beside_each_other(tmp_path: Path) -> None:
     assert known.named(name) is known.named(f"{name}@10") is known[name]
     assert known.find(f"{name}@3") is None
     newest, older = known[name], known[f"{name}@9"]
-    assert [each.queue(next(iter(each.stages))).partition(".")[0] for each in (newest, older)] == [name, f"{name}@9"]
+    stage = next(iter(newest.stages))
+    assert [each.queue(stage) for each in (newest, older)] == [f"{name}@10.{stage}", f"{name}@9.{stage}"]
+    assert known.queue_aliases == {f"{name}.{each}": f"{name}@10.{each}" for each in newest.stages}
     assert len({each.digest for each in known.values()}) == 3
     assert known.of(older.id) is older
     assert known.of(older.id._replace(digest="0" * 16)) is None
@@ -431,7 +433,7 @@ def test_several_versions_stand_beside_each_other(tmp_path: Path) -> None:
     assert known.version_or_newest(name, "8") is newest
     assert list(known.served([name])) == [name, f"{name}@9", f"{name}@2.1"]
     alone = known.served([f"{name}@9"])
-    assert list(alone) == [f"{name}@9"]
+    assert list(alone) == [name], "no newer version stands beside it"
     assert alone.named(name) is older, "the newest that is served"
     with pytest.raises(NotFound, match=f"unknown pipeline '{name}@8'"):
         known.named(f"{name}@8")
