@@ -83,7 +83,10 @@ TRIGGER_AUTHENTICATION = {
     "required": ["secretTargetRef"],
     "properties": {"secretTargetRef": REFERENCES, "configMapTargetRef": REFERENCES},
 }
+WORKER = {"pipeline": "echo", "stage": "first", "image": "api"}
+URL = "http://10.0.0.5:8001/v1"
 AUTHORITIES = "/etc/omni-jobs/authorities/ca.crt"
+AUTHORITY = {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}
 KEDA = {"ScaledObject": SCALED_OBJECT, "TriggerAuthentication": TRIGGER_AUTHENTICATION}
 
 
@@ -322,14 +325,44 @@ def test_a_fleet_without_tls_is_asked_by_plain_http() -> None:
     assert "OMNI_JOBS_URL" not in rendered(values)
 
 
+def test_a_remote_stage_has_its_servers_and_their_keys_are_its_pods_alone() -> None:
+    servers = {
+        "local": {"url": "https://10.0.0.5:8001/v1", "key": "local_key", "authorities": True},
+        "open": {"url": URL},
+    }
+    remote = {**WORKER, "stage": "second", "servers": servers, "serverKeysSecret": "my-servers"}
+    values = {"workers": [WORKER, remote], "tls": {"authorities": AUTHORITY}}
+    objects = manifests(rendered(values))
+    test_kubernetes_schemas_take_every_object(objects, VERSIONS[-1])
+    test_whatever_an_object_names_is_there(objects)
+    assert {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        for pod in pods(objects)
+        if any(volume.get("secret", {}).get("secretName") == "my-servers" for volume in pod["spec"]["volumes"])
+    } == {"worker-echo-second"}
+    [container] = named(objects, "StatefulSet")["omni-jobs-echo-second"]["spec"]["template"]["spec"]["containers"]
+    made = Settings.model_validate_strings({"servers": json.loads(variables(container)["OMNI_JOBS_SERVERS"])}).servers
+    assert made["local"].key_file == Path("/run/omni-jobs/servers/local_key")
+    assert str(made["local"].ca_file) == AUTHORITIES
+    assert (made["open"].url, made["open"].key_file) == (URL, None)
+
+
+def test_the_values_of_the_docs_are_taken() -> None:
+    """Each block, over a sample that has what it leaves out."""
+    found = blocks(page("operations/kubernetes.md"), "yaml")
+    assert len(found) >= 3
+    for block in found:
+        rendered({**sample_values("one-gpu"), **helm_python.values_from_yaml(block)})
+    [remote] = re.findall(r"`(\{pipeline: my_remote.*?\})`", page("operations/kubernetes.md"))
+    rendered(helm_python.values_from_yaml(f"workers: [{remote}]"))
+
+
 def test_jobs_of_others_need_no_secret() -> None:
     """A bucket that is there, and a database that somebody else migrates."""
     objects = manifests(rendered({**sample_values("cpu"), "bucket": {"enabled": False}, "migrate": {"enabled": False}}))
     assert {role_of(pod) for pod in pods(objects)} == {"api", "rescuer", "worker"}
 
 
-WORKER = {"pipeline": "echo", "stage": "first", "image": "api"}
-AUTHORITY = {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}
 STORAGE_TLS = {"tls": {"authorities": AUTHORITY, "storage": True}}
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("/api/replicas': minimum: got 0, want 1", {"api": {"replicas": 0}}),
@@ -357,6 +390,13 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("longer than 52 characters", {"workers": [{**WORKER, "pipeline": "a" * 40, "stage": "b" * 40}]}),
     ("DATABASE_URL is or names a secret", {"settings": {"OMNI_JOBS_DATABASE_URL": "postgresql://a:b@c/d"}}),
     ("BROKER_URL_FILE is or names a secret", {"settings": {"OMNI_JOBS_BROKER_URL_FILE": "/run/url"}}),
+    ("SERVERS is made of the value workers", {"settings": {"OMNI_JOBS_SERVERS": "{}"}}),
+    ("local of echo.first has a key", {"workers": [{**WORKER, "servers": {"local": {"url": URL, "key": "k"}}}]}),
+    (
+        "local of echo.first is verified by tls.authorities, which names none",
+        {"workers": [{**WORKER, "servers": {"local": {"url": URL, "authorities": True}}}]},
+    ),
+    ("serverKeysSecret names the Secret", {"workers": [{**WORKER, "serverKeysSecret": "omni-jobs-api"}]}),
     ("DRAIN_S is made of the value drainSeconds", {"settings": {"OMNI_JOBS_DRAIN_S": "20"}}),
     ("TLS_KEY is made of the value tls.apiSecret", {"settings": {"OMNI_JOBS_TLS_KEY": "/tmp/key"}}),
     ("AUTH is set by the chart itself", {"settings": {"OMNI_JOBS_AUTH": "off"}}),

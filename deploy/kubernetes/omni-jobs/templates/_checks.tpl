@@ -4,11 +4,16 @@
 {{- include "omni-jobs.checkSettings" . }}
 {{- $names := dict }}
 {{- range .Values.workers }}
+{{- $worker := . }}
 {{- $name := include "omni-jobs.workerName" (dict "root" $ "worker" .) }}
 {{- $stage := printf "%s.%s" .pipeline .stage }}
 {{- if hasKey $names $name }}{{ fail (printf "two workers would be named %s: raise replicas for more workers of a stage" $name) }}{{ end }}
 {{- if gt (len $name) 52 }}{{ fail (printf "%s is longer than 52 characters: take a shorter name for the release" $name) }}{{ end }}
 {{- $_ := set $names $name true }}
+{{- range $server, $of := .servers }}
+{{- if and $of.key (not $worker.serverKeysSecret) }}{{ fail (printf "the server %s of %s has a key: name the Secret that has it by serverKeysSecret" $server $stage) }}{{ end }}
+{{- if and $of.authorities (not $.Values.tls.authorities.name) }}{{ fail (printf "the server %s of %s is verified by tls.authorities, which names none" $server $stage) }}{{ end }}
+{{- end }}
 {{- if .scaling }}
 {{- if not $.Values.keda.enabled }}{{ fail (printf "the worker of %s has scaling, which needs keda.enabled" $stage) }}{{ end }}
 {{- if hasKey . "replicas" }}{{ fail (printf "the worker of %s has replicas and scaling: KEDA sets their number, so leave one out" $stage) }}{{ end }}
@@ -27,13 +32,16 @@
 {{- with get $roles $name }}{{ fail (printf "the Secret %s is that of two roles, %s and %s: make one for each" $name . $role) }}{{ end }}
 {{- $_ := set $roles $name $role }}
 {{- end }}
+{{- range .Values.workers }}
+{{- with .serverKeysSecret }}{{ if get $roles . }}{{ fail (printf "serverKeysSecret names the Secret %s of a role: make one for the servers" .) }}{{ end }}{{ end }}
+{{- end }}
 {{- with .Values.tls.authorities }}
 {{- if and (eq .kind "Secret") (get $roles .name) }}{{ fail (printf "tls.authorities is in the Secret %s of a role, which other pods would mount: make one for it" .name) }}{{ end }}
 {{- end }}
 {{- end }}
 
 {{- define "omni-jobs.checkSettings" -}}
-{{- $secret := list "OMNI_JOBS_DATABASE_URL" "OMNI_JOBS_BROKER_URL" "OMNI_JOBS_API_KEY" "OMNI_JOBS_SERVERS" }}
+{{- $secret := list "OMNI_JOBS_DATABASE_URL" "OMNI_JOBS_BROKER_URL" "OMNI_JOBS_API_KEY" }}
 {{- $ours := dict
   "OMNI_JOBS_STORAGE_URL" "storage.url"
   "OMNI_JOBS_S3_ENDPOINT_URL" "storage.endpointUrl"
@@ -49,6 +57,7 @@
   "OMNI_JOBS_CA_FILE" "tls.authorities" }}
 {{- $fixed := list "OMNI_JOBS_DATA_DIR" "OMNI_JOBS_API_HOST" "OMNI_JOBS_API_PORT" "OMNI_JOBS_AUTH" "OMNI_JOBS_URL" }}
 {{- range $name, $_ := .Values.settings }}
+{{- if eq $name "OMNI_JOBS_SERVERS" }}{{ fail "settings.OMNI_JOBS_SERVERS is made of the value workers[].servers: set that" }}{{ end }}
 {{- if has (trimSuffix "_FILE" $name) $secret }}{{ fail (printf "settings.%s is or names a secret: it belongs into the Secrets that `secrets` names" $name) }}{{ end }}
 {{- with get $ours $name }}{{ fail (printf "settings.%s is made of the value %s: set that" $name .) }}{{ end }}
 {{- if has $name $fixed }}{{ fail (printf "settings.%s is set by the chart itself" $name) }}{{ end }}

@@ -111,3 +111,15 @@ envFrom:
   persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
 {{- end }}
 {{- end }}
+
+{{- /* OMNI_JOBS_SERVERS of a worker: the files of its servers' keys in place of the keys. */ -}}
+{{- define "omni-jobs.servers" -}}
+{{- $servers := dict }}
+{{- range $name, $of := . }}
+{{- $server := dict "url" $of.url }}
+{{- with $of.key }}{{ $_ := set $server "key_file" (print "/run/omni-jobs/servers/" .) }}{{ end }}
+{{- if $of.authorities }}{{ $_ := set $server "ca_file" "/etc/omni-jobs/authorities/ca.crt" }}{{ end }}
+{{- $_ := set $servers $name $server }}
+{{- end }}
+{{- toJson $servers }}
+{{- end }}
