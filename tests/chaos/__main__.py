@@ -25,7 +25,6 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import exc, text
 
-import tests.chaos.hangs  # noqa: F401  (its faults are among KINDS then)
 from tests.chaos.checker import (
     ORPHAN_S,
     Checked,
@@ -37,7 +36,8 @@ from tests.chaos.checker import (
     wait_until_forgotten,
 )
 from tests.chaos.clients import Abilities, Clients, Log, Record
-from tests.chaos.faults import KINDS, Faults, Struck
+from tests.chaos.faults.driver import Faults, Struck
+from tests.chaos.faults.kinds import KINDS
 from tests.chaos.recovery import Recoveries, Recovery, percentile
 from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
 from tests.chaos.stock_clients import StockClients

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from sqlalchemy import exc, text
 
-from tests.chaos.faults import Chaos, Nothing, NotUndone, fault
+from tests.chaos.faults.fault import Chaos, Nothing, NotUndone, fault
 from tests.chaos.flooding_server import FLOODS
 from tests.chaos.recovery import Held
 from tests.chaos.stack import ENGINE_STALL_S, STALL_AFTER_S
