@@ -33,37 +33,21 @@ from sqlalchemy import text
 from benchmarks.costs import cpu_s_with_ended, parent_of, with_children
 from benchmarks.echo import LEASE_S, complete, worker
 from benchmarks.figures import Figure, figure, report
+from benchmarks.paced import STAGE, Workers, write_pipelines
 from benchmarks.services import database
 from omni_jobs.broker.broker import Broker
-from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, worker_command
 from omni_jobs.database.database import Database
 from omni_jobs.jobs import Jobs, NewJob, new_job_id
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
-from omni_jobs.stack.environments import worker_environment
 from omni_jobs.stack.valkey import Valkey
 
 SLOTS = 8
 RUN_S = 0.5
 PROBE_EVERY_S = 0.1
 START_S = 300.0
-NAME, STAGE = "fleet", "work"
-CONFIG = f"""
-name: {NAME}
-version: "1"
-accepts: [text]
-stages:
-  {STAGE}:
-    kind: echo
-    processor: echo
-    produces: text
-    slots: {SLOTS}
-    parameters: {{delay_s: {RUN_S}}}
-outputs:
-  text: {{stage: {STAGE}}}
-"""
-PROBE = CONFIG.replace(f"name: {NAME}", "name: probe")
+NAME, PROBE = "fleet", "probe"
 
 
 def main() -> None:
@@ -156,9 +140,7 @@ def _is_user(name: str) -> bool:
 def running_fleet(directory: Path, url: str, server: str) -> Iterator["Fleet"]:
     """A context manager that yields a fleet without workers: a broker, and the settings of all processes."""
     configs = directory / "stage_configs"
-    configs.mkdir()
-    (configs / f"{NAME}.yaml").write_text(CONFIG, encoding="utf-8")
-    (configs / "probe.yaml").write_text(PROBE, encoding="utf-8")
+    write_pipelines(configs, [NAME, PROBE], slots=SLOTS, run_s=RUN_S)
     (directory / "valkey").mkdir()
     valkey = Valkey(directory / "valkey")
     with (directory / "valkey.log").open("wb") as log:
@@ -189,28 +171,26 @@ class Fleet:
 
     def __init__(self, settings: Settings, server: str, log: Path) -> None:
         pipelines = load_pipelines(settings.resolved_stage_configs)
-        self._settings, self._log = settings, log
-        self._pipeline, self._probed = pipelines[NAME], pipelines["probe"]
-        self._new = {name: admit(parse(_body(name), settings), pipelines, settings) for name in (NAME, "probe")}
+        self._queue, probed = pipelines[NAME].queue(STAGE), pipelines[PROBE]
+        self._new = {name: admit(parse(_body(name), settings), pipelines, settings) for name in (NAME, PROBE)}
         self._broker = Broker(settings, pipelines)
         self._database = Database(settings.resolved_database_url)
         self._jobs = Jobs(self._database)
         self._sql = psycopg.connect(server, autocommit=True)
         self._server = parent_of(self._sql.info.backend_pid)
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers = Workers(pipelines[NAME], settings, log)
         self._kept: list[bool] = []
-        self._jobs.register_worker(worker(self._probed, STAGE, SLOTS, "prober"), LEASE_S)
+        self._jobs.register_worker(worker(probed, STAGE, SLOTS, "prober"), LEASE_S)
 
     def measured(self, count: int, seconds: float) -> Iterator[Figure]:
         """Yield what ``count`` workers do, of which those that are there already stay."""
         self._start(count)
         jobs = round(count * SLOTS / RUN_S * seconds)
         self._submit(NAME, jobs)
-        self._submit("probe", round(4 * seconds / PROBE_EVERY_S))
-        queue = self._pipeline.queue(STAGE)
+        self._submit(PROBE, round(4 * seconds / PROBE_EVERY_S))
         cpu, begin = self._cpu_s(), time.monotonic()
         for _ in range(count * SLOTS):
-            self._broker.ring([queue])
+            self._broker.ring([self._queue])
         claims = self._claims_until_done()
         wall = time.monotonic() - begin
         cpu = self._cpu_s() - cpu
@@ -228,17 +208,12 @@ class Fleet:
         return figure("transactions whose session had the client's settings", "", [sum(self._kept) / len(self._kept)])
 
     def _start(self, count: int) -> None:
-        environment = worker_environment(os.environ, self._settings) | POOL_ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-        while len(self._workers) < count:
-            command = worker_command(
-                self._pipeline.stage(STAGE), self._pipeline.queue(STAGE), slot=f"fleet-{len(self._workers)}@fleet"
-            )
-            with self._log.open("ab") as out:
-                self._workers.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT))
+        while (started := len(self._workers.started)) < count:
+            self._workers.start(f"fleet-{started}@fleet")
         deadline = time.monotonic() + START_S
         while self._one("SELECT count(*) FROM workers WHERE slot LIKE 'fleet-%'") < count:
-            if time.monotonic() > deadline or any(process.poll() is not None for process in self._workers):
-                raise SystemExit(f"a worker does not start; its log ends: {self._log.read_text()[-2000:]}")
+            if time.monotonic() > deadline or any(process.poll() is not None for process in self._workers.started):
+                raise SystemExit(f"a worker does not start; its log ends: {self._workers.log.read_text()[-2000:]}")
             time.sleep(0.1)
 
     def _submit(self, name: str, count: int) -> None:
@@ -269,13 +244,7 @@ class Fleet:
 
     def close(self) -> None:
         """End the workers and the connections."""
-        for process in self._workers:
-            process.terminate()
-        for process in self._workers:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self._workers.close()
         self._sql.close()
         self._database.close()
         self._broker.close()

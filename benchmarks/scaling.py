@@ -14,7 +14,6 @@ import argparse
 import bisect
 import itertools
 import math
-import os
 import random
 import signal
 import statistics
@@ -30,8 +29,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
+from benchmarks.paced import STAGE, Workers, write_pipelines
 from benchmarks.services import DATABASES, database
-from omni_jobs.broker.worker_command import POOL_ENVIRONMENT, worker_command
 from omni_jobs.client import Client
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import StageNeed, wanted_workers
@@ -39,7 +38,6 @@ from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
-from omni_jobs.stack.environments import worker_environment
 from omni_jobs.states import JobState
 
 SLOTS = 4
@@ -48,21 +46,7 @@ WAIT_S = 6.0  # asked of the rule
 EVERY_S = 2.0  # between two looks at it
 MOST = 4  # workers, as an operator would bound them
 KEEP_S = 20.0  # in which every look wanted fewer, before one is stopped
-NAME, STAGE = "scaled", "work"
-CONFIG = f"""
-name: {NAME}
-version: "1"
-accepts: [text]
-stages:
-  {STAGE}:
-    kind: echo
-    processor: echo
-    produces: text
-    slots: {SLOTS}
-    parameters: {{delay_s: {RUN_S}}}
-outputs:
-  text: {{stage: {STAGE}}}
-"""
+NAME = "scaled"
 BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -182,9 +166,7 @@ class Fleet:
     """The worker processes that the command started."""
 
     def __init__(self, pipeline: Pipeline, settings: Settings, log: Path, seed: int) -> None:
-        self._pipeline = pipeline
-        self._environment = worker_environment(os.environ, settings) | POOL_ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-        self._log = log
+        self._workers = Workers(pipeline, settings, log)
         self._draw = random.Random(seed)  # noqa: S311
         self._numbers = itertools.count()
         self.running: list[subprocess.Popen[bytes]] = []
@@ -197,15 +179,11 @@ class Fleet:
         for process in (*self.running, *self.stopping):
             stopped = -signal.SIGTERM if process in self.stopping else 0  # before Python had begun to listen
             if process.poll() not in (None, 0, stopped):
-                raise SystemExit(f"a worker ended with {process.returncode}; its log: {self._log}")
+                raise SystemExit(f"a worker ended with {process.returncode}; its log: {self._workers.log}")
         while len(self.running) < wanted:
             slot = f"{NAME}-{next(self._numbers)}@scaled"
             self._started[slot] = time.monotonic()
-            with self._log.open("ab") as out:
-                command = worker_command(self._pipeline.stage(STAGE), self._pipeline.queue(STAGE), slot=slot)
-                self.running.append(
-                    subprocess.Popen(command, env=self._environment, stdout=out, stderr=subprocess.STDOUT)
-                )
+            self.running.append(self._workers.start(slot))
         while len(self.running) > wanted:
             process = self.running.pop(self._draw.randrange(len(self.running)))
             process.terminate()
@@ -218,12 +196,7 @@ class Fleet:
 
     def close(self) -> None:
         """End them all."""
-        self.follow(0)
-        for process in self.stopping:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self._workers.close()
 
 
 def _real(kind: str, seconds: float, seed: int) -> Iterator[Figure]:
@@ -231,8 +204,7 @@ def _real(kind: str, seconds: float, seed: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as name, database(kind) as url:
         directory = Path(name)
         configs = directory / "stage_configs"
-        configs.mkdir()
-        (configs / f"{NAME}.yaml").write_text(CONFIG, encoding="utf-8")
+        write_pipelines(configs, [NAME], slots=SLOTS, run_s=RUN_S)
         pipeline = load_pipeline(configs / f"{NAME}.yaml")
         # A stop hands back what would take longer: each that is lost or run twice then would show.
         settings = Settings(data_dir=directory / "data", database_url=url, stage_configs=configs, drain_s=0.5)
