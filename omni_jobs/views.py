@@ -382,9 +382,10 @@ class JobActionView(_View):
 
 
 class StageCount(_View):
-    """The number of stage runs of one stage in one state."""
+    """The number of stage runs of one stage and pipeline file in one state."""
 
     pipeline: str
+    pipeline_digest: str
     stage: str
     state: StageRunState  # pending, queued or running
     count: int
@@ -398,9 +399,10 @@ class Counts(_View):
 
 
 class ScalingView(_View):
-    """How many workers a stage should have, and what this follows from. Workers are those of all pipeline files."""
+    """How many workers a stage of one version should have, and what this follows from."""
 
     pipeline: str
+    version: str
     stage: str
     wanted: int  # workers: as many as start what waits now in time, and those that are drained on top
     waiting: int  # queued stage runs

@@ -20,6 +20,8 @@ MOST_METADATA: Final = 5
 """The most names and values of metadata that one filter has."""
 NAME: Final = "^[a-z][a-z0-9_]{0,39}$"
 """The pattern of the names of pipelines and stages, and of codes of errors."""
+REFERENCE: Final = "^[a-z][a-z0-9_]{0,39}(@[0-9A-Za-z.-]{1,20})?$"
+"""The pattern of NAME or NAME@VERSION of a pipeline."""
 
 _PAIR: Final = re.compile(r"^[^=]{0,64}=[\s\S]{0,512}$")
 Pair = Annotated[str, WithJsonSchema({"type": "string", "pattern": _PAIR.pattern})]

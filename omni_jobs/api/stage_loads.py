@@ -26,7 +26,8 @@ def stage_loads(
     """
     runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
     for count in counts.stage_runs:
-        runs[count.pipeline, count.stage][count.state] = count.count
+        of_stage = runs[count.pipeline, count.stage]
+        of_stage[count.state] = of_stage.get(count.state, 0) + count.count
     served = [(pipeline.name, stage) for pipeline in pipelines.values() for stage in pipeline.stages]
     of_stages: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)
     drained: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)

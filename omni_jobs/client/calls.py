@@ -167,7 +167,10 @@ class Calls(Generic[LinesT]):
         return (yield from _view(Status, HttpRequest("GET", "/v1/status")))
 
     def scaling(self, pipeline: str, stage: str, *, wait_s: float = 60.0) -> Steps[ScalingView]:
-        """Return how many workers a stage should have, so that what waits now starts within ``wait_s`` seconds."""
+        """Return how many workers a stage should have, so that what waits now starts within ``wait_s`` seconds.
+
+        ``pipeline``: NAME@VERSION, or NAME for the newest version that takes jobs.
+        """
         params = {"pipeline": pipeline, "stage": stage, "wait_s": str(wait_s)}
         return (yield from _view(ScalingView, HttpRequest("GET", "/v1/scaling", params=params)))
 

@@ -192,7 +192,7 @@ class StageRunRow(Base):
         # The stage runs that a worker runs.
         _index("ix_stage_runs_running", "owner", "pipeline", "stage", where="state = 'running'"),
         # Pending stage runs, which are only counted.
-        _index("ix_stage_runs_pending", "pipeline", "stage", where="state = 'pending'"),
+        _index("ix_stage_runs_pending_files", "pipeline", "stage", "pipeline_digest", where="state = 'pending'"),
         _index(
             "ix_stage_runs_queue_deadline", "queue_deadline", where="state = 'queued' AND queue_deadline IS NOT NULL"
         ),

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import helm_python
 import jsonschema
@@ -23,7 +23,7 @@ import pytest
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
 from tests.docs.pages import blocks, page
-from tests.packaging.charts import CHART, HEADER, KUBERNETES, SAMPLES, manifests, rendered, sample_values
+from tests.packaging.charts import CHART, HEADER, KUBERNETES, NAME, SAMPLES, manifests, rendered, sample_values
 from tests.packaging.command_lines import parsed, unknown_variables
 from tests.packaging.roles import FILES
 
@@ -191,6 +191,29 @@ def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> Non
             assert trigger["authenticationRef"]["name"] in named(objects, "TriggerAuthentication")
 
 
+def asked_for(container: dict[str, Any]) -> str:
+    """The worker's slot, by which the startup probe asks for it."""
+    words = shlex.split(container["startupProbe"]["exec"]["command"][-1])
+    return words[words.index("--destination") + 1]
+
+
+def test_a_version_has_workers_and_an_autoscaler_of_its_own() -> None:
+    values = sample_values("fleet")
+    worker = next(each for each in values["workers"] if "scaling" in each)
+    values["workers"].append({**worker, "pipeline": f"{worker['pipeline']}@1.0-RC2"})
+    objects = manifests(rendered(values))
+    name = f"{NAME}-{worker['pipeline'].replace('_', '-')}-1-0-rc2-{worker['stage'].replace('_', '-')}"
+    for found in objects:
+        if found["kind"] not in KEDA:
+            kubernetes_validate.validate(found, VERSIONS[-1], strict=True)
+    [container] = containers(named(objects, "StatefulSet")[name]["spec"]["template"])
+    assert container["command"][2:4] == ["--pipeline", f"{worker['pipeline']}@1.0-RC2"]
+    assert asked_for(container) == f"{worker['pipeline']}-1.0-RC2.{worker['stage']}-1@$HOSTNAME"
+    [trigger] = named(objects, "ScaledObject")[name]["spec"]["triggers"]
+    asked = dict(parse_qsl(urlsplit(trigger["metadata"]["url"]).query))
+    assert asked == {"pipeline": f"{worker['pipeline']}@1.0-RC2", "stage": worker["stage"]}
+
+
 def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> None:
     pipelines = load_pipelines(ROOT / "stage_configs")
     settings = named(objects, "ConfigMap")["omni-jobs-settings"]["data"]
@@ -202,7 +225,7 @@ def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> 
             assert program == "omni-jobs"
             names, parameters = parsed(words)
             own = variables(container)
-            assert unknown_variables(settings | own) <= {"WORKER_QUEUE"}
+            assert unknown_variables(settings | own) == set()
             read = {
                 name.removeprefix("OMNI_JOBS_").lower(): value
                 for name, value in (settings | own).items()
@@ -211,7 +234,7 @@ def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> 
             Settings.model_validate_strings({**read, "models": json.loads(settings.get("OMNI_JOBS_MODELS", "{}"))})
             if names == ["worker"]:
                 pipeline, stage = str(parameters["pipeline"]), str(parameters["stage"])
-                assert own["WORKER_QUEUE"] == f"{pipeline}.{stage}"
+                assert asked_for(container) == f"{pipeline}.{stage}-1@$HOSTNAME"
                 stages.add((pipeline, stage))
     assert stages == {(name, stage) for name in served for stage in pipelines[name].stages}
 

@@ -32,7 +32,8 @@ def standings(tx: Connection) -> dict[StageName, StageStanding]:
     found: dict[StageName, dict[str, float]] = {}
     states = {StageRunState.QUEUED: "queued", StageRunState.RUNNING: "running", StageRunState.PENDING: "pending"}
     for each in counts(tx).stage_runs:
-        found.setdefault(StageName(each.pipeline, each.stage), {})[states[each.state]] = each.count
+        of_stage = found.setdefault(StageName(each.pipeline, each.stage), {})
+        of_stage[states[each.state]] = of_stage.get(states[each.state], 0) + each.count
     columns = (WorkerRow.pipeline, WorkerRow.stage, WorkerRow.loading)
     query = select(*columns, func.count().label("workers"), func.sum(WorkerRow.slots).label("slots"))
     counted = (WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))

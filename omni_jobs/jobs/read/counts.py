@@ -1,6 +1,6 @@
 """The numbers of jobs and stage runs in each state that is not final, and the bytes of their media."""
 
-from sqlalchemy import Connection, bindparam, func, or_, select, text
+from sqlalchemy import Connection, Select, bindparam, func, or_, select, text
 
 from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import JobRow, StageRunRow, literal, state_is, state_seen
@@ -12,6 +12,8 @@ _UNFINISHED_JOBS = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.CANCELLING)
 _UNFINISHED_RUNS = (StageRunState.PENDING, StageRunState.QUEUED, StageRunState.RUNNING)
 
 
+_GROUP = (StageRunRow.pipeline, StageRunRow.stage, StageRunRow.pipeline_digest)
+
 # Of each unfinished job the stage runs, found by the job's id: no index of all tenants' stage runs is read.
 _of_tenant = (
     select(JobRow.id)
@@ -19,11 +21,11 @@ _of_tenant = (
     .subquery()
 )
 _STAGE_RUNS_OF_TENANT = (
-    select(StageRunRow.pipeline, StageRunRow.stage, StageRunRow.state, func.count().label("n"))
+    select(*_GROUP, StageRunRow.state, func.count().label("n"))
     .join_from(_of_tenant, StageRunRow, StageRunRow.job_id == _of_tenant.c.id)
     .where(or_(*(state_seen(StageRunRow.state, state) for state in _UNFINISHED_RUNS)))
-    .group_by(StageRunRow.pipeline, StageRunRow.stage, StageRunRow.state)
-    .order_by(StageRunRow.state, StageRunRow.pipeline, StageRunRow.stage)
+    .group_by(*_GROUP, StageRunRow.state)
+    .order_by(StageRunRow.state, *_GROUP)
 )
 
 # No table has the bytes in a column of its own. The states are there for the index.
@@ -42,7 +44,7 @@ _MEDIA_BYTES = {
 
 
 def counts(tx: Connection, tenant: str | None = None) -> Counts:
-    """Return the numbers of unfinished jobs by state, and of unfinished stage runs by pipeline, stage and state.
+    """Return the numbers of unfinished jobs by state, and of unfinished stage runs by their file, stage and state.
 
     They are those of a tenant, or of all (None). For a tenant only the stage runs of its own unfinished jobs are read.
     """
@@ -52,24 +54,28 @@ def counts(tx: Connection, tenant: str | None = None) -> Counts:
         for state in _UNFINISHED_JOBS
     }
     found = _stage_runs(tx) if tenant is None else tx.execute(_STAGE_RUNS_OF_TENANT, {"tenant": tenant}).all()
-    stage_runs = [
-        StageCount(pipeline=row.pipeline, stage=row.stage, state=StageRunState(row.state), count=row.n) for row in found
-    ]
-    return Counts(jobs=jobs, stage_runs=stage_runs)
+    return Counts(jobs=jobs, stage_runs=[_stage_count(row) for row in found])
+
+
+def _stage_count(row: AnyRow) -> StageCount:
+    return StageCount(
+        pipeline=row.pipeline,
+        pipeline_digest=row.pipeline_digest,
+        stage=row.stage,
+        state=StageRunState(row.state),
+        count=row.n,
+    )
 
 
 def _stage_runs(tx: Connection) -> list[AnyRow]:
     """Return the counts of all tenants' unfinished stage runs. The partial index of each state serves its query."""
-    rows: list[AnyRow] = []
-    for state in _UNFINISHED_RUNS:
-        query = (
-            select(StageRunRow.pipeline, StageRunRow.stage, literal(state).label("state"), func.count().label("n"))
-            .where(state_is(StageRunRow.state, state))
-            .group_by(StageRunRow.pipeline, StageRunRow.stage)
-            .order_by(StageRunRow.pipeline, StageRunRow.stage)
-        )
-        rows += tx.execute(query).all()
-    return rows
+    return [row for state in _UNFINISHED_RUNS for row in tx.execute(stage_runs_in(state))]
+
+
+def stage_runs_in(state: StageRunState) -> Select[str, str, str, str, int]:
+    """Return the query for the counts of all tenants' stage runs in a state that is not final."""
+    counted = select(*_GROUP, literal(state).label("state"), func.count().label("n"))
+    return counted.where(state_is(StageRunRow.state, state)).group_by(*_GROUP).order_by(*_GROUP)
 
 
 def queued_jobs(tx: Connection) -> dict[tuple[str, str], int]:

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from omni_jobs.database.clock import now
 from omni_jobs.database.statement import AnyRow
 from omni_jobs.database.tables import StageRunRow, WorkerRow, state_is
+from omni_jobs.identity import StageId
 from omni_jobs.jobs.keep.stage_samples import LONG_S
 from omni_jobs.jobs.read.stage_samples import stage_samples
 from omni_jobs.metrics.stage_stats import StageStats
@@ -32,6 +33,7 @@ _WORKERS = select(
 ).where(
     WorkerRow.pipeline == bindparam("pipeline"),
     WorkerRow.stage == bindparam("stage"),
+    WorkerRow.pipeline_digest == bindparam("pipeline_digest"),
     WorkerRow.lease_until > now(),
 )
 _queued = (
@@ -40,6 +42,7 @@ _queued = (
         state_is(StageRunRow.state, StageRunState.QUEUED),
         StageRunRow.pipeline == bindparam("pipeline"),
         StageRunRow.stage == bindparam("stage"),
+        StageRunRow.pipeline_digest == bindparam("pipeline_digest"),
     )
     .limit(bindparam("most"))
 )
@@ -47,7 +50,7 @@ _WAITING = select(func.count()).select_from(_queued.subquery())
 
 
 class StageCrew(NamedTuple):
-    """The live workers of a stage, of all versions of its pipeline, and what waits for them.
+    """The live workers of a stage that have its pipeline's file, and what waits for them.
 
     One that is drained takes nothing any more, so it counts apart, whether its engine is loaded or not.
     """
@@ -63,9 +66,9 @@ class StageCrew(NamedTuple):
     run_s: float | None  # how long a stage run took lately, in the mean; None: none has ended for a day
 
 
-def stage_crew(tx: Connection, pipeline: str, stage: str) -> StageCrew:
-    """Return the live workers of a stage, and how many of its stage runs are queued."""
-    names = {"pipeline": pipeline, "stage": stage}
+def stage_crew(tx: Connection, stage: StageId) -> StageCrew:
+    """Return the live workers of a stage of one version, and how many of its stage runs are queued."""
+    names = stage.columns
     waiting = tx.execute(_WAITING, {**names, "most": _COUNTED + 1}).scalar_one()
     found = tx.execute(_WORKERS, names).all()
     workers = [worker for worker in found if worker.drained_at is None]
@@ -79,7 +82,7 @@ def stage_crew(tx: Connection, pipeline: str, stage: str) -> StageCrew:
         running=sum(worker.n for worker in workers),
         held_by_drained=sum(worker.n for worker in found if worker.drained_at is not None),
         slots=sum(for_any) / len(for_any) if for_any else None,
-        run_s=_run_s(workers) or _run_s(found) or _sampled_run_s(tx, pipeline, stage),
+        run_s=_run_s(workers) or _run_s(found) or _sampled_run_s(tx, stage),
     )
 
 
@@ -90,11 +93,16 @@ def _run_s(workers: Sequence[AnyRow]) -> float | None:
     return sum(slots for slots, _ in known) / ends_per_s if known else None
 
 
-def _sampled_run_s(tx: Connection, pipeline: str, stage: str) -> float | None:
-    """Return how long a stage run took within a day, by the samples, in the mean; None: none has ended."""
+def _sampled_run_s(tx: Connection, stage: StageId) -> float | None:
+    """Return how long a stage run took within a day, by the samples, in the mean; None: none has ended.
+
+    They count all versions: of one that has no worker yet, how long others took is the best guess.
+    """
     since = tx.execute(select(now() - _SAMPLED_S)).scalar_one()
     found = StageStats()
-    for sample in stage_samples(tx, LONG_S, since, since + 2 * _SAMPLED_S, pipeline=pipeline, stage=stage):
+    for sample in stage_samples(
+        tx, LONG_S, since, since + 2 * _SAMPLED_S, pipeline=stage.pipeline.name, stage=stage.stage
+    ):
         found = found.plus(sample.stats)
     steps = [found.seconds[step] for step in _OF_A_RUN if step in found.seconds]
     return sum(step.sum_s / step.count for step in steps if step.count) or None

@@ -28,7 +28,7 @@ def scaling(api: ApiServer, **query: Any) -> dict[str, Any]:
     answer = api.http.get("/v1/scaling", params={"pipeline": "echo", "stage": "first", **query})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
-    assert (found.pop("pipeline"), found.pop("stage")) == ("echo", "first")
+    assert (found.pop("pipeline"), found.pop("version"), found.pop("stage")) == ("echo", "1", "first")
     return found
 
 
@@ -110,6 +110,8 @@ def test_a_paused_stage_keeps_its_workers(api: ApiServer) -> None:
         ({"stage": "first"}, 422, "pipeline"),
         ({"pipeline": "echo"}, 422, "stage"),
         ({"pipeline": "nope", "stage": "first"}, 404, "pipeline"),
+        ({"pipeline": "echo@2", "stage": "first"}, 404, "pipeline"),
+        ({"pipeline": "echo@", "stage": "first"}, 422, "pipeline"),
         ({"pipeline": "echo", "stage": "third"}, 404, "stage"),
         ({"pipeline": "echo", "stage": "first", "wait_s": "nan"}, 422, "wait_s"),
         ({"pipeline": "echo", "stage": "first", "wait_s": "0"}, 422, "wait_s"),

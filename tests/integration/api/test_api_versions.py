@@ -173,6 +173,41 @@ def test_a_worker_of_the_other_file_keeps_it_too(api: ApiServer, settings: Setti
         assert submit(other, "echo@1").status_code == 202
 
 
+def scaling(api: ApiServer, pipeline: str) -> tuple[str, dict[str, Any]]:
+    """The version that a reference means to an autoscaler, and the numbers that follow from it."""
+    answer = api.http.get("/v1/scaling", params={"pipeline": pipeline, "stage": "first"})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told.pop("pipeline"), told.pop("stage")) == ("echo", "first")
+    return told.pop("version"), told
+
+
+def test_each_version_is_scaled_by_its_own_work_and_workers(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("echo@1", "echo@1", "echo@1", "echo@2"):
+        version_of(api, model)
+    for version, slots, run_s in (("1", 2, 40.0), ("2", 4, 5.0)):
+        echo = api.services.pipelines.named(f"echo@{version}")
+        worker = NewWorker(f"w{version}", f"w{version}", echo.stage_id("first"), "host", 1, slots, version)
+        api.services.jobs.register_worker(worker, 60.0)
+        api.services.jobs.renew(worker.worker_id, 60.0, run_s=run_s)
+    assert len(api.services.jobs.claim("w1", 2).claims) == 2
+    old, new = scaling(api, "echo@1"), scaling(api, "echo@2")
+    assert [told["waiting"] for _, told in (old, new)] == [1, 1]
+    assert [told["running"] for _, told in (old, new)] == [2, 0]
+    assert [told["run_s"] for _, told in (old, new)] == [40.0, 5.0]
+    assert [told["workers"] for _, told in (old, new)] == [1, 1]
+    assert (old[0], new[0]) == ("1", "2")
+    assert scaling(api, "echo") == new, "NAME is the newest that takes jobs"
+    for _ in range(3):
+        version_of(api, "echo@1")
+    assert (scaling(api, "echo@1")[1]["wanted"], scaling(api, "echo@2")[1]["wanted"]) == (3, 1)
+    monkeypatch.setattr("omni_jobs.jobs.read.stage_crew._COUNTED", 2)
+    assert [scaling(api, f"echo@{version}")[1]["waiting"] for version in "12"] == [4, 1]
+    api.http.post("/v1/pipelines/echo@2/drain")
+    assert scaling(api, "echo") == scaling(api, "echo@1")
+    assert scaling(api, "echo@2")[1]["waiting"] == 1, "what a draining version has left"
+
+
 @pytest.mark.parametrize("name", ["echo", "echo@3", "nobody@1", "%00", "%20", "..", "echo@1%2F", "x" * 300])
 @pytest.mark.parametrize("what", ["drain", "serve"])
 def test_an_unknown_version_is_a_404_and_changes_nothing(api: ApiServer, name: str, what: str) -> None:

@@ -36,7 +36,7 @@ def test_the_migrations_make_what_the_models_say(empty: Database) -> None:
     assert {name for name, where in indices.items() if where is not None} >= {
         "ix_stage_runs_apart",
         "ix_stage_runs_high",
-        "ix_stage_runs_pending",
+        "ix_stage_runs_pending_files",
         "ix_stage_runs_queued",
         "ix_stage_runs_running",
     }

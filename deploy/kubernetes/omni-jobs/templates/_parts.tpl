@@ -6,7 +6,7 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- /* The name of a worker's StatefulSet. Its pods' names are the hosts in the slots. */ -}}
 {{- define "omni-jobs.workerName" -}}
-{{ .root.Release.Name }}-{{ .worker.pipeline | replace "_" "-" }}-{{ .worker.stage | replace "_" "-" }}
+{{ .root.Release.Name }}-{{ regexReplaceAll "[_@.]" .worker.pipeline "-" | lower }}-{{ .worker.stage | replace "_" "-" }}
 {{- end }}
 
 {{- define "omni-jobs.image" -}}
