@@ -505,3 +505,8 @@ def test_vllms_model_imports_here() -> None:
     pytest.importorskip("vllm")
     code = "import vllm.model_executor.models.qwen2_5_omni_thinker as m; print(m.__name__.rpartition('.')[2])"
     assert python(code).splitlines()[-1] == "qwen2_5_omni_thinker"
+
+
+def test_no_file_that_is_committed_is_a_private_key() -> None:
+    words = ["git", "grep", "--cached", "-lE", "^-----BEGIN ([A-Z]+ )*PRIVATE KEY-----"]
+    assert not subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True).stdout
