@@ -88,6 +88,8 @@ class Settings(BaseSettings):
     # None: none; the API shows its own at its port as well, to keys with the scope admin.
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"  # Where it shows them. Empty: every address.
+    # A file that this process touches while it is well, for `omni-jobs healthy` or a monitor. None: none.
+    beat_file: Path | None = None
     # The path below which a proxy shows the API, such as /jobs-api, whether it strips it or not.
     root_path: Annotated[str, Field(pattern=r"^((/[A-Za-z0-9._~-]+)*)$", max_length=200)] = ""
     # How the API tells its callers apart. off: not at all. keys: by their API keys. proxy: by tenant_header.

@@ -15,6 +15,7 @@ from omni_jobs.broker.broker import Broker
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable, DatabaseUnavailable, OmniJobsError, StorageUnavailable
 from omni_jobs.http.error_answers import shape_of
+from omni_jobs.metrics.beat_file import BeatFile
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.storage import ObjectStore
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 _KEPT_S = 1.0  # each outcome
 _THREADS = 2
 _WRITE_EVERY_S = 3.0
+_BEAT_S = 5.0
 _PUT_EVERY_S = 20.0  # a service may charge for each
 _PIPELINES_LIMIT_S = 60.0  # the first time, tokenizers are loaded
 
@@ -129,6 +131,15 @@ class ServerReadiness:
             found[name] = Check(ok=error is None, error=error)
         self._has_broken_files = any(refusals.values())
         self._of_pipelines = found
+
+
+async def beat_while_ready(beat_file: BeatFile, readiness: ServerReadiness) -> None:
+    """Beat for a health check while the server takes jobs, until cancelled. Without a file this asks nothing."""
+    while beat_file.is_kept:
+        _, reason = await readiness.look()
+        if reason is None:
+            beat_file.beat()
+        await asyncio.sleep(_BEAT_S)
 
 
 def _check_of(failure: OmniJobsError | None) -> Check:

@@ -256,8 +256,8 @@ FdOption = Annotated[
 PlugsFdOption = Annotated[
     int | None, typer.Option("--plugs-fd", help="Ask the supervisor of an embedded stack through this socket.")
 ]
-RoundFileOption = Annotated[
-    Path | None, typer.Option("--round-file", help="Touch this file after each round that went well, for a monitor.")
+BeatsWithinOption = Annotated[
+    float, typer.Option("--within", min=1, help="How many seconds old the last beat may be.", show_default=True)
 ]
 # Of migrate.
 

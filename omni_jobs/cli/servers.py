@@ -222,7 +222,7 @@ def worker(
     os.execvpe(command[0], command, environment)  # noqa: S606 — signals to this process id reach the worker
 
 
-def rescuer(round_file: options.RoundFileOption = None) -> None:
+def rescuer() -> None:
     """Run a rescuer. It frees the stage runs of lost workers, expires late jobs and deletes old data.
 
     One rescuer is enough. Several do no harm. Give it the API
@@ -231,7 +231,7 @@ def rescuer(round_file: options.RoundFileOption = None) -> None:
     \b
     Examples:
       OMNI_JOBS_DATABASE_URL=postgresql://… OMNI_JOBS_BROKER_URL=redis://… omni-jobs rescuer
-      omni-jobs rescuer --round-file /run/omni-jobs/round     # a monitor looks at the file's age
+      OMNI_JOBS_BEAT_FILE=/run/omni-jobs/beat omni-jobs rescuer     # for omni-jobs healthy
     """
     from omni_jobs.logs.secrets import know_secrets
     from omni_jobs.logs.setup import configure
@@ -240,7 +240,7 @@ def rescuer(round_file: options.RoundFileOption = None) -> None:
     settings = settings_for_one_user()
     know_secrets(settings)
     configure(settings.log, "rescuer")
-    run(settings, round_file)
+    run(settings)
 
 
 def prune(as_json: options.JsonOption = False) -> None:

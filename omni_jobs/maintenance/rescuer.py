@@ -8,7 +8,6 @@ run in threads of the same process, so that a full object store or a long count 
 import logging
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 
 from omni_jobs.broker.broker import Broker
@@ -19,6 +18,7 @@ from omni_jobs.jobs import DatabasePresence, Jobs, transition_observers
 from omni_jobs.maintenance.pruner import Pruner
 from omni_jobs.maintenance.rounds import Rounds
 from omni_jobs.maintenance.sampler import Sampler
+from omni_jobs.metrics.beat_file import BeatFile
 from omni_jobs.metrics.rescuer_metrics import RescuerMetrics
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
@@ -43,13 +43,13 @@ class Rescuer(Rounds):
         jobs: Jobs,
         broker: Broker,
         every_s: float,
-        round_file: Path | None = None,
+        beat_file: BeatFile | None = None,
         *,
         lease_s: float = 10.0,
         metrics: RescuerMetrics | None = None,
     ) -> None:
         """``lease_s`` is the workers' shortest lease: an outage of half of it counts as one."""
-        super().__init__("rescuer", every_s, round_file)
+        super().__init__("rescuer", every_s, beat_file)
         self._jobs = jobs
         self._broker = broker
         self._metrics = metrics or RescuerMetrics()
@@ -66,17 +66,18 @@ class Rescuer(Rounds):
         self._metrics.round_at.set_to_current_time()
 
 
-def run(settings: Settings, round_file: Path | None = None) -> None:
+def run(settings: Settings) -> None:
     """Run a rescuer and a pruner in this process until SIGTERM or SIGINT. Raises ConfigError; logs later errors.
 
-    Each round of the rescuer that went well touches ``round_file``, if given.
+    Each round of the rescuer that went well is a beat of the setting ``beat_file``.
     """
     pipelines = load_pipelines(settings.resolved_stage_configs)
     metrics, spans = RescuerMetrics(), open_spans(settings, "rescuer")
     database = Database(settings.resolved_database_url, observers=[DatabaseMetrics(metrics)])
     jobs = Jobs(database, observers=transition_observers(spans))
     broker = Broker(settings, pipelines)
-    rescuer = Rescuer(jobs, broker, settings.rescue_every_s, round_file, lease_s=settings.lease_s, metrics=metrics)
+    beats = BeatFile(settings.beat_file)
+    rescuer = Rescuer(jobs, broker, settings.rescue_every_s, beats, lease_s=settings.lease_s, metrics=metrics)
     pruner = Pruner(jobs, open_store(settings), settings, sessions=Sessions(database), metrics=metrics)
     sampler = Sampler(jobs, metrics)
     metrics_server = MetricsServer(metrics, settings)

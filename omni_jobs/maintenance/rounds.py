@@ -5,10 +5,10 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OmniJobsError
+from omni_jobs.metrics.beat_file import BeatFile
 
 logger = logging.getLogger(__name__)
 
@@ -16,14 +16,13 @@ logger = logging.getLogger(__name__)
 class Rounds(ABC):
     """The loop that the rescuer and the pruner inherit: work that is repeated every ``every_s`` seconds until ``stop``.
 
-    ``name`` stands before its log messages. Each round that went well touches ``round_file``, if given, so that its
-    age tells a health check of a loop that hangs or fails.
+    ``name`` stands before its log messages. Each round that went well is a beat of ``beat_file``, if given.
     """
 
-    def __init__(self, name: str, every_s: float, round_file: Path | None = None) -> None:
+    def __init__(self, name: str, every_s: float, beat_file: BeatFile | None = None) -> None:
         self._name = name
         self._every_s = every_s
-        self._round_file = round_file
+        self._beat_file = beat_file
         self._stopped = threading.Event()
         self._is_failing = False
 
@@ -53,8 +52,8 @@ class Rounds(ABC):
 
     def round(self) -> None:
         """Do one round. Log its OmniJobsError, unless the last round failed, too; raise any other exception."""
-        if self._attempt(self._work) and self._round_file is not None:
-            self._round_file.touch()
+        if self._attempt(self._work) and self._beat_file is not None:
+            self._beat_file.beat()
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Return whether the action succeeded; log its OmniJobsError unless the last action failed, too."""

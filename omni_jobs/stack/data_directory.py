@@ -71,7 +71,7 @@ class DataDirectory:
         self.path = path.expanduser().resolve()
         self.load_locks = self.path / "load-locks"
         self.logs = self.path / "logs"
-        self.rescuer_round = self.path / "rescuer.round"
+        self.rescuer_beat = self.path / "rescuer.beat"
         self.valkey = self.path / "valkey"
         self.lock_fd: int | None = None  # while open; a process that inherits it keeps the directory locked
 

@@ -223,6 +223,7 @@ class EmbeddedStack:
                 "pipelines": self._names,
                 "models": {name: path.expanduser().resolve() for name, path in self._given.models.items()},
                 "spool_dir": spool,
+                "beat_file": None,  # one file cannot tell of several processes
                 "load_locks_dir": given.load_locks_dir or self._directory.load_locks,
                 "api_host": host,
                 "api_port": port,
@@ -235,7 +236,7 @@ class EmbeddedStack:
         self._supervisor = Supervisor(
             self._children,
             database=database,
-            readiness=ChildReadiness(valkey, self.url, database, self._directory.rescuer_round),
+            readiness=ChildReadiness(valkey, self.url, database, self._directory.rescuer_beat),
             load_limit_s=self.settings.load_limit_s,
             stall_after_s=self.settings.stall_after_s,
             sentinel=sentinel,
@@ -261,11 +262,12 @@ class EmbeddedStack:
     def _make_children(self, valkey: Valkey, listener: int, plugs: int) -> list[Child]:
         unbuffered = {"PYTHONUNBUFFERED": "1"}
         for_servers = server_environment(os.environ, self.settings) | unbuffered
+        for_rescuer = for_servers | {"OMNI_JOBS_BEAT_FILE": str(self._directory.rescuer_beat)}
         omni_jobs = [sys.executable, "-m", "omni_jobs.cli"]
         commands = {
             VALKEY: (valkey.command(), bare_environment(os.environ)),
             API: ([*omni_jobs, "api", "--fd", str(listener), "--plugs-fd", str(plugs)], for_servers),
-            RESCUER: ([*omni_jobs, "rescuer", "--round-file", str(self._directory.rescuer_round)], for_servers),
+            RESCUER: ([*omni_jobs, "rescuer"], for_rescuer),
         }
         threads = threads_per_engine(sum(len(pipeline.stages) for pipeline in self._pipelines.values()))
         defaults = _WORKER_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}

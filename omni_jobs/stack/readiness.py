@@ -27,7 +27,7 @@ class ChildReadiness:
     valkey: Valkey
     api_url: str
     database: Database
-    round_file: Path  # the rescuer touches it after each round that went well
+    rescuer_beat: Path  # the file that the rescuer touches after each round that went well
 
     def __post_init__(self) -> None:
         self._jobs = Jobs(self.database)
@@ -69,7 +69,7 @@ class ChildReadiness:
     def _has_ended_a_round(self) -> bool:
         before = self._round
         with suppress(OSError):
-            self._round = self.round_file.stat().st_mtime_ns
+            self._round = self.rescuer_beat.stat().st_mtime_ns
         return self._round != before
 
     def _has_lease(self, worker: Child) -> bool:

@@ -1,5 +1,6 @@
 """``create_app``: the HTTP API and the dashboard, one application. Importing it loads neither torch nor vLLM."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -36,6 +37,7 @@ from omni_jobs.api import (
     workers,
 )
 from omni_jobs.api.needs import needs_key
+from omni_jobs.api.readiness import beat_while_ready
 from omni_jobs.api.services import Services
 from omni_jobs.dashboard import routes as dashboard_routes
 from omni_jobs.dashboard.fragments import Fragments
@@ -51,6 +53,7 @@ from omni_jobs.http.path_prefix import PathPrefix
 from omni_jobs.http.request_ids import RequestIds
 from omni_jobs.http.request_parameters import check_query
 from omni_jobs.metrics.api_metrics import ApiMetrics
+from omni_jobs.metrics.beat_file import BeatFile
 from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 from omni_jobs.stack.plugs import Plugs
@@ -70,9 +73,11 @@ def create_app(settings: Settings, services: Services | None = None, plugs: Plug
         app.state.services = services or await run_sync(Services, settings, measured)
         app.state.fragments = Fragments()
         app.state.services.actions.start()
+        beats = asyncio.create_task(beat_while_ready(BeatFile(settings.beat_file), app.state.services.readiness))
         try:
             yield
         finally:
+            beats.cancel()
             await app.state.services.close()
             if plugs is not None:
                 plugs.close()

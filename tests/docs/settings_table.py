@@ -29,8 +29,8 @@ READERS: Final = {
         "api": f"""
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url
             s3_public_endpoint_url s3_region download_url_s stage_configs pipelines models api_host api_port
-            tls_certificate tls_key metrics_port metrics_host root_path auth tenant_header public_url trusted_proxies
-            tracing log keep_artifacts_s
+            tls_certificate tls_key metrics_port metrics_host beat_file root_path auth tenant_header public_url
+            trusted_proxies tracing log keep_artifacts_s
             max_queued_jobs max_queued_jobs_per_tenant min_free_bytes max_body_bytes max_text_bytes
             max_bulk_answer_bytes max_messages max_media_parts {_BOUNDS_OF_SOUND_AND_PICTURES} probe_limit_s fetch
             fetch_hosts max_fetched_bytes fetch_limit_s max_fetches max_fetches_per_tenant allowed_hosts max_head_bytes
@@ -39,13 +39,13 @@ READERS: Final = {
         """,
         "rescuer": """
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
-            stage_configs metrics_port metrics_host tracing log lease_s rescue_every_s keep_payloads_s keep_inputs_s
-            keep_artifacts_s keep_events_s keep_jobs_s keep_usage_s keep_audit_s prune_every_s orphan_after_s
-            sweep_every_s
+            stage_configs metrics_port metrics_host beat_file tracing log lease_s rescue_every_s keep_payloads_s
+            keep_inputs_s keep_artifacts_s keep_events_s keep_jobs_s keep_usage_s keep_audit_s prune_every_s
+            orphan_after_s sweep_every_s
         """,
         "worker": f"""
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
-            stage_configs models servers spool_dir load_locks_dir metrics_port metrics_host tracing log device
+            stage_configs models servers spool_dir load_locks_dir metrics_port metrics_host beat_file tracing log device
             gpu_memory_utilization kv_cache_memory_bytes lease_s heartbeat_s drain_s poll_s progress_every_s
             watched_every_s cancel_check_s stop_limit_s engine_stall_s load_limit_s stall_after_s task_events
             keep_inputs_s keep_artifacts_s keep_jobs_s min_free_bytes capture_bytes max_body_bytes
@@ -58,7 +58,7 @@ READERS: Final = {
         """,
         "commands": """
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
-            stage_configs pipelines models device min_free_bytes tls_certificate tls_key
+            stage_configs pipelines models device min_free_bytes tls_certificate tls_key beat_file
         """,
         "client": "api_key ca_file",
     }.items()

@@ -24,6 +24,7 @@ from omni_jobs.cli import app
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, read_settings
 from tests.docs.pages import blocks, page, pages
+from workers.consumer.command_line import stage_of_queues
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -101,7 +102,9 @@ def lasting(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def workers(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: service for name, service in services.items() if "WORKER_QUEUE" in service.get("environment", {})}
+    return {
+        name: service for name, service in services.items() if service.get("command", [])[:2] == ["omni-jobs", "worker"]
+    }
 
 
 def stages() -> list[str]:
@@ -234,7 +237,9 @@ def fixed(services: dict[str, dict[str, Any]]) -> set[str]:
     """Settings that an `environment` gives a value of its own, which stands over .env; a secret's file is its value."""
     given = {name for service in ours(services).values() for name in service["environment"]}
     from_env_file = {match["name"] for match in VARIABLE.finditer(COMPOSE.read_text()) if match["name"]}
-    return {name.removesuffix("_FILE") for name in given - from_env_file if name.startswith("OMNI_JOBS_")}
+    settings = {f"OMNI_JOBS_{name.upper()}" for name in Settings.model_fields}
+    ours_alone = (name for name in given - from_env_file if name.startswith("OMNI_JOBS_"))
+    return {name if name in settings else name.removesuffix("_FILE") for name in ours_alone}
 
 
 def test_every_other_setting_can_be_set_in_the_env_file(services: dict[str, dict[str, Any]]) -> None:
@@ -278,7 +283,7 @@ def test_environment_is_valid_settings(
             settings = read_settings()
         assert settings.database_url == (secrets / "database_url").read_text().strip()
         assert make_url(settings.database_url).username == "omni_runs"
-        broker_url = "worker_broker_url" if "WORKER_QUEUE" in service["environment"] else "broker_url"
+        broker_url = "worker_broker_url" if "worker" in service.get("command", []) else "broker_url"
         assert settings.broker_url.get_secret_value() == (secrets / broker_url).read_text().strip()
         assert settings.storage_url == "s3://omni-jobs"
         assert settings.pipelines == ("qwen2_5_omni",)
@@ -505,20 +510,28 @@ def test_workers_can_be_scaled(services: dict[str, dict[str, Any]]) -> None:
         assert not {"hostname", "container_name", "ports"} & set(service), name
 
 
-def test_workers_are_asked_for_by_the_name_they_take(services: dict[str, dict[str, Any]]) -> None:
+def test_workers_serve_the_stage_whose_name_they_have(services: dict[str, dict[str, Any]]) -> None:
     environment = {name: None for name in os.environ if name.startswith("OMNI_JOBS_")}
     environment["OMNI_JOBS_STAGE_CONFIGS"] = str(ROOT / "stage_configs")
+    pipelines = load_pipelines(ROOT / "stage_configs")
     for service in workers(services).values():
         assert service["command"][0] == "omni-jobs"
         result = CliRunner(env=environment).invoke(app, [*service["command"][1:], "--dry-run"])
         assert result.exit_code == 0, result.output
         words = shlex.split(result.output)
-        queue = service["environment"]["WORKER_QUEUE"]
-        assert words[words.index("-Q") + 1] == queue == f"{service['command'][3]}.{service['command'][5]}"
-        taken = words[words.index("-n") + 1].replace("%h", "0123456789ab")
-        filled = service["healthcheck"]["test"][1].replace("$WORKER_QUEUE", queue).replace("$HOSTNAME", "0123456789ab")
-        check = shlex.split(filled)
-        assert check[check.index("--destination") + 1] == taken
+        pipeline, stage = stage_of_queues([words[words.index("-Q") + 1]], pipelines)
+        assert (pipeline.name, stage) == (service["command"][3], service["command"][5])
+
+
+def test_each_process_says_by_its_beats_whether_it_is_well(services: dict[str, dict[str, Any]]) -> None:
+    """Without a shell, the network or a secret. A file that its check looks at is one that it may write."""
+    for name, service in lasting(services).items():
+        program, *words = service["healthcheck"]["test"][1:]
+        assert (program, words[0]) == ("omni-jobs", "healthy"), name
+        within = float(words[2]) if words[1:] else 60.0
+        assert within > 3 * Settings.model_fields["heartbeat_s"].default
+        beats = Path(service["environment"]["OMNI_JOBS_BEAT_FILE"])
+        assert not service.get("read_only") or any(each.startswith(f"{beats.parent}:") for each in service["tmpfs"])
 
 
 def test_each_worker_compiles_into_a_volume_of_its_own(services: dict[str, dict[str, Any]]) -> None:

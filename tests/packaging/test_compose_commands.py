@@ -126,7 +126,7 @@ def test_a_worker_without_a_gpu_serves(prepared: Containers, name: str) -> None:
     """Its model, if it has any, is in its image."""
     process = prepared.start(name, SERVICES[name], SERVICES[name]["command"])
     try:
-        pipeline, _, stage = SERVICES[name]["environment"]["WORKER_QUEUE"].partition(".")
+        pipeline, stage = SERVICES[name]["command"][3], SERVICES[name]["command"][5]
         served = re.compile(rf"serves {pipeline}@[^ ]+\.{stage} with")
         deadline = time.monotonic() + WAIT_S
         while not served.search(log := prepared.log(name).read_text(errors="replace")):

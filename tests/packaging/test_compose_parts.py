@@ -1,7 +1,6 @@
 """What docker-compose.yml runs in its containers, run here without them: health checks, bucket, secrets."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -52,42 +51,33 @@ def stack(sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoS
         stack.close()
 
 
-def test_a_worker_is_healthy_by_its_containers_hostname(
+def test_a_worker_is_healthy_from_when_it_serves_until_it_ends(
     services: dict[str, dict[str, Any]], stack: EchoStack, tmp_path: Path
 ) -> None:
-    """With the broker's URL in a file: it is on no command line. One that has ended is not, though another lives."""
-    kind, line = services["thinker"]["healthcheck"]["test"]
-    assert kind == "CMD-SHELL"
-    line = line.replace("$$", "$")
-    assert stack.broker_url not in line
-    (tmp_path / "broker_url").write_text(stack.broker_url + "\n")
-    host = socket.gethostname()
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")},
-        **stack.variables,
-        "OMNI_JOBS_BROKER_URL_FILE": str(tmp_path / "broker_url"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "WORKER_QUEUE": "echo.first",
-        "HOSTNAME": host,
-    }
-    del environment["OMNI_JOBS_BROKER_URL"]
+    kind, program, *words = services["thinker"]["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "omni-jobs")
+    beats = tmp_path / "beat"
+    beats.touch()  # of a worker before
+    environment = {"OMNI_JOBS_BEAT_FILE": str(beats), "PATH": os.environ["PATH"]}
 
-    def check(**changed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-c", line], env=environment | changed, cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
+    def check(*more: str) -> subprocess.CompletedProcess[str]:
+        run = [sys.executable, "-m", "omni_jobs.cli", *words, *more]
+        return subprocess.run(run, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
-    first, second = (stack.launch(stage, f"echo.{stage}-1@{host}") for stage in ("first", "second"))
-    stack.serving(first)
-    stack.serving(second)
-    found = check(WORKER_QUEUE="echo.second")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert f"echo.second-1@{host}" in found.stdout
-    second.stop()
-    assert check(WORKER_QUEUE="echo.second").returncode != 0
+    stack.variables["OMNI_JOBS_BEAT_FILE"] = str(beats)
+    worker = stack.launch("first")
+    stack.serving(worker)
+    deadline = time.monotonic() + START_S
+    while (found := check()).returncode != 0:
+        assert time.monotonic() < deadline, found.stdout + found.stderr
+    worker.stop()
+    os.utime(beats, (time.time() - 61, time.time() - 61))  # nobody touches it any more
     found = check()
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert f"echo.first-1@{host}" in found.stdout
+    assert found.returncode == 1
+    assert "the last beat is 6" in found.stderr
+    assert check("--within", "90").returncode == 0
+    beats.unlink()
+    assert "no beat yet" in check().stderr
 
 
 # The object store and its bucket.

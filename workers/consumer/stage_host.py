@@ -26,6 +26,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.database.database_metrics import DatabaseMetrics
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, Fenced, OmniJobsError, VersionChanged
 from omni_jobs.jobs import Jobs, NewWorker, Retention, transition_observers
+from omni_jobs.metrics.beat_file import BeatFile
 from omni_jobs.metrics.worker_metrics import WorkerMetrics
 from omni_jobs.pipelines.engine_settings import Device
 from omni_jobs.pipelines.stage_config import Pipeline
@@ -35,6 +36,7 @@ from omni_jobs.views import WorkerInfo
 from workers.consumer.load_turns import card_names
 from workers.execution import incarnation
 from workers.execution.ledger import Ledger
+from workers.execution.observers.beats import Beats
 from workers.execution.observers.lease_metrics import LeaseMetrics
 from workers.execution.slots import Slots
 
@@ -100,6 +102,7 @@ class StageHost:
         prune_after_s = Retention.of(settings).without_payloads_s
         self._jobs = Jobs(self._database, prune_after_s=prune_after_s, observers=transition_observers(self._spans))
         self.worker = self._new_worker(slot)
+        self._beats = Beats(BeatFile(settings.beat_file))
         self._ledger = Ledger(
             self._jobs,
             self.worker,
@@ -109,7 +112,7 @@ class StageHost:
             on_cancel=self._on_cancel,
             on_pause=self._on_pause,
             on_fenced=self._on_fenced,
-            observers=[LeaseMetrics(self._metrics)],
+            observers=[LeaseMetrics(self._metrics), self._beats],
             stats=lambda: self._metrics.stats().to_json(),
         )
         self._store: ObjectStore | None = None
@@ -217,6 +220,7 @@ class StageHost:
             raise RuntimeError("the engine is not loaded")
         self._ledger.describe(self._info(self._llm).model_dump())
         await asyncio.to_thread(self._ledger.serve)
+        self._beats.begin(asyncio.get_running_loop())
         self._executor = Executor(
             self._llm,
             self._ledger,

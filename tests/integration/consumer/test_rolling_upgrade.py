@@ -19,7 +19,6 @@ import pytest
 from sqlalchemy import text
 
 from omni_jobs.client import Client
-from omni_jobs.database.database import Database
 from omni_jobs.errors import ServerUnavailable
 from omni_jobs.jobs import JobFilter
 from omni_jobs.maintenance.rescuer import Rescuer
@@ -49,14 +48,10 @@ outputs:
 PROMPTS = [f"Line {number} of the log" for number in range(7)]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def stack(request: pytest.FixtureRequest, sqlite_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
-    url = sqlite_url if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    database = Database(url)
-    database.migrate()
-    database.close()
+@pytest.fixture
+def stack(database_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
     options = {"OMNI_JOBS_STORAGE_SYNC": "false", "OMNI_JOBS_MIN_FREE_BYTES": "0", "OMNI_JOBS_MAX_QUEUED_JOBS": "5000"}
-    stack = EchoStack(tmp_path, url, valkey_server, options)
+    stack = EchoStack(tmp_path, database_url, valkey_server, options)
     yield stack
     stack.close()
 

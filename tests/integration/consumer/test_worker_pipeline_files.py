@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from omni_jobs.broker.doorbell import doorbell
-from omni_jobs.database.database import Database
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import JobState
@@ -71,16 +70,10 @@ def test_a_worker_with_another_file_takes_no_job_and_lives_on(stack: EchoStack) 
     assert stack.serving(other).id == boot
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def versions(
-    request: pytest.FixtureRequest, sqlite_url: str, valkey_server: str, tmp_path: Path
-) -> Iterator[tuple[EchoStack, ApiServer]]:
+@pytest.fixture
+def versions(database_url: str, valkey_server: str, tmp_path: Path) -> Iterator[tuple[EchoStack, ApiServer]]:
     """Two versions of a pipeline in one directory, an API server for both, and no worker."""
-    url = sqlite_url if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    database = Database(url)
-    database.migrate()
-    database.close()
-    stack = EchoStack(tmp_path, url, valkey_server, other_configs=[NEXT])
+    stack = EchoStack(tmp_path, database_url, valkey_server, other_configs=[NEXT])
     try:
         with serve(stack.settings) as api:
             yield stack, api

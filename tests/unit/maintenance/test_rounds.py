@@ -8,13 +8,14 @@ import pytest
 from omni_jobs.database.database import Database
 from omni_jobs.errors import BrokerUnavailable
 from omni_jobs.maintenance.rounds import Rounds
+from omni_jobs.metrics.beat_file import BeatFile
 
 
 class Scripted(Rounds):
     """Rounds that raise what a list says, one after the other, and stop after the last."""
 
-    def __init__(self, outcomes: list[Exception | None], round_file: Path | None = None) -> None:
-        super().__init__("scripted", 0.001, round_file)
+    def __init__(self, outcomes: list[Exception | None], beat_file: BeatFile | None = None) -> None:
+        super().__init__("scripted", 0.001, beat_file)
         self.outcomes = outcomes
 
     def _work(self) -> None:
@@ -46,8 +47,8 @@ def test_neither_an_outage_nor_a_bug_ends_the_loop(tmp_path: Path, caplog: pytes
 
 
 def test_only_a_round_that_went_well_touches_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "round"
-    rounds = Scripted([BrokerUnavailable("away"), None, BrokerUnavailable("away"), None], file)
+    file = tmp_path / "beat"
+    rounds = Scripted([BrokerUnavailable("away"), None, BrokerUnavailable("away"), None], BeatFile(file))
     rounds.round()
     assert not file.exists()
     rounds.round()
