@@ -449,10 +449,15 @@ class WorkerView(_View):
 
 
 class StageLoad(_View):
-    """A stage: how many stage runs it has in each state, and how many workers and slots."""
+    """A stage: how many stage runs it has in each state, and how many workers and slots.
+
+    Where several versions of its pipeline have workers or stage runs, each has its own.
+    """
 
     pipeline: str
     stage: str
+    version: str | None = None  # the only one that is counted; null: no other version has workers or stage runs
+    draining: bool = False  # that version takes no new jobs: what it has is what is left of it
     pending: int  # stage runs that wait for an earlier stage
     queued: int
     running: int
@@ -461,6 +466,11 @@ class StageLoad(_View):
     paused: bool  # its workers claim nothing
     drained: int = 0  # workers that claim nothing any more
     down: int = 0  # workers whose engine died, hangs or could not be loaded, until another serves in their slot
+
+    @property
+    def reference(self) -> str:
+        """The pipeline's name, with the version where several are told apart."""
+        return self.pipeline if self.version is None else f"{self.pipeline}@{self.version}"
 
 
 class RecentJob(_View):

@@ -1,11 +1,13 @@
 """``stage_loads``: how loaded each stage is; and what a page shows of many jobs, so that none of it is long."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from omni_jobs.http.browsers import SHOWN_TYPES
-from omni_jobs.pipelines.stage_config import Pipeline
+from omni_jobs.identity import PipelineId
+from omni_jobs.jobs import KnownVersion
+from omni_jobs.pipelines.loader import Pipelines, version_order
 from omni_jobs.states import StageRunState
 from omni_jobs.views import ArtifactView, Counts, StageLoad, StageRunView, WorkerView
 
@@ -14,41 +16,82 @@ _LARGEST_PREVIEW: Final = 64 << 10  # characters of its data URL, because each r
 
 
 def stage_loads(
-    pipelines: Mapping[str, Pipeline],
+    pipelines: Pipelines,
     counts: Counts,
     workers: Sequence[WorkerView],
     paused: Collection[tuple[str, str]],
     down: Mapping[tuple[str, str], int],
+    known: Sequence[KnownVersion],
 ) -> list[StageLoad]:
     """Return the load of each stage of the served pipelines, and of stages with stage runs whose pipeline is gone.
 
-    ``down``: how many slots of a stage have an engine that is down.
+    Where several versions of a pipeline have workers or stage runs, each of these has loads of its own, the newest
+    first. ``down``: how many slots of a stage have an engine that is down, of all versions. ``known``: the versions
+    that SQL knows, with their numbers.
     """
-    runs: dict[tuple[str, str], dict[StageRunState, int]] = defaultdict(dict)
-    for count in counts.stage_runs:
-        of_stage = runs[count.pipeline, count.stage]
-        of_stage[count.state] = of_stage.get(count.state, 0) + count.count
-    served = [(pipeline.name, stage) for pipeline in pipelines.values() for stage in pipeline.stages]
-    of_stages: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)
-    drained: dict[tuple[str, str], list[WorkerView]] = defaultdict(list)
-    for worker in workers:
-        (of_stages if worker.drained_at is None else drained)[worker.pipeline, worker.stage].append(worker)
+    at_work = _AtWork(counts, workers)
+    numbers = at_work.numbers | {each.pipeline: each.version for each in known}
+    draining = {each.pipeline for each in known if each.draining_at is not None}
+    served: dict[str, list[str]] = defaultdict(list)
+    for pipeline in pipelines.values():
+        served[pipeline.name] += pipeline.stages
+    loads: list[StageLoad] = []
+    for name in dict.fromkeys([*served, *(version.name for version, _ in at_work.runs)]):
+        versions = at_work.versions_of(name)
+        if len(versions) < 2:
+            loads += at_work.loads(name, versions, served.get(name, ()))
+            continue
+        for version in sorted(versions, key=lambda each: version_order(numbers.get(each, "")), reverse=True):
+            own = pipelines.of(version)
+            of_version = at_work.loads(name, [version], () if own is None else list(own.stages))
+            more = {"version": numbers.get(version, version.digest[:16]), "draining": version in draining}
+            loads += [load.model_copy(update=more) for load in of_version]
     return [
-        StageLoad(
-            pipeline=pipeline,
-            stage=stage,
-            pending=runs[pipeline, stage].get(StageRunState.PENDING, 0),
-            queued=runs[pipeline, stage].get(StageRunState.QUEUED, 0),
-            running=runs[pipeline, stage].get(StageRunState.RUNNING, 0),
-            workers=len(of_stages[pipeline, stage]),
-            paused=(pipeline, stage) in paused,
-            slots=sum(worker.slots for worker in of_stages[pipeline, stage])
-            + sum(worker.running for worker in drained[pipeline, stage]),
-            drained=len(drained[pipeline, stage]),
-            down=down.get((pipeline, stage), 0),
+        load.model_copy(
+            update={"paused": (load.pipeline, load.stage) in paused, "down": down.get((load.pipeline, load.stage), 0)}
         )
-        for pipeline, stage in dict.fromkeys([*served, *runs])
+        for load in loads
     ]
+
+
+class _AtWork:
+    """The workers, and the stage runs that have not ended, by version and stage."""
+
+    def __init__(self, counts: Counts, workers: Sequence[WorkerView]) -> None:
+        self.runs: dict[tuple[PipelineId, str], Counter[StageRunState]] = defaultdict(Counter)
+        self.numbers: dict[PipelineId, str] = {}  # of the versions that have workers
+        self._crews: dict[tuple[PipelineId, str], list[WorkerView]] = defaultdict(list)
+        for count in counts.stage_runs:
+            self.runs[PipelineId(count.pipeline, count.pipeline_digest), count.stage][count.state] += count.count
+        for worker in workers:
+            version = PipelineId(worker.pipeline, worker.pipeline_digest)
+            self.numbers[version] = worker.pipeline_version
+            self._crews[version, worker.stage].append(worker)
+
+    def versions_of(self, name: str) -> list[PipelineId]:
+        """Return the versions of a pipeline that have workers or stage runs."""
+        return list(dict.fromkeys(version for version, _ in [*self.runs, *self._crews] if version.name == name))
+
+    def loads(self, name: str, versions: Sequence[PipelineId], stages: Sequence[str]) -> list[StageLoad]:
+        """Return the loads that these versions of a pipeline have together, of these stages first."""
+        others = [stage for version, stage in [*self.runs, *self._crews] if version in versions]
+        return [self._load(name, versions, stage) for stage in dict.fromkeys([*stages, *others])]
+
+    def _load(self, name: str, versions: Sequence[PipelineId], stage: str) -> StageLoad:
+        runs = sum((self.runs.get((version, stage), Counter()) for version in versions), Counter[StageRunState]())
+        crew = [worker for version in versions for worker in self._crews.get((version, stage), ())]
+        claiming = [worker for worker in crew if worker.drained_at is None]
+        return StageLoad(
+            pipeline=name,
+            stage=stage,
+            pending=runs[StageRunState.PENDING],
+            queued=runs[StageRunState.QUEUED],
+            running=runs[StageRunState.RUNNING],
+            workers=len(claiming),
+            slots=sum(worker.slots if worker.drained_at is None else worker.running for worker in crew),
+            paused=False,
+            drained=len(crew) - len(claiming),
+        )
 
 
 def without_long_progress(stage: StageRunView) -> StageRunView:

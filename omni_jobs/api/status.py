@@ -39,7 +39,8 @@ async def status(caller: Viewer, services: ServicesDep) -> Response:
 def _status(services: Services, operates: bool, counts: Counts, newest: Page) -> Status:
     workers = list(services.jobs.workers())
     jobs = services.jobs
-    stages = stage_loads(services.pipelines, counts, workers, jobs.paused_stages(), jobs.down_engines())
+    paused, down = jobs.paused_stages(), jobs.down_engines()
+    stages = stage_loads(services.pipelines, counts, workers, paused, down, jobs.known_versions())
     recent = [
         RecentJob(
             **job.model_dump(exclude={"artifacts", "stages"}),

@@ -100,13 +100,14 @@ def _overview(status: Status, columns: int) -> _Part:
     """Return a row for each stage: what waits and runs in it, and why nothing of it moves. Those in need come first."""
     bar = ("",) if columns >= _WIDE else ()
     more = ("pending", "running", *bar, "workers") if columns >= _NARROW else ("running",)
-    waits = {(job.pipeline, job.waiting.stage): job.waiting.reason for job in status.recent if job.waiting is not None}
     rows = []
     for load in sorted(status.stages, key=_urgency):
         cells: dict[str, _Cell] = {"pending": f"{load.pending:,}", "running": f"{load.running:,}/{load.slots:,}"}
         cells |= {"": _bar(load.running, load.slots), "workers": f"{load.workers:,}"}
-        named = f"{load.pipeline}.{load.stage}"
-        state = _stage_state(load, waits.get((load.pipeline, load.stage)))
+        named = f"{load.reference}.{load.stage}"
+        state = _stage_state(load, _reason(status, load))
+        if load.draining:
+            state.append(", its version drains", style="yellow")
         rows.append((named, f"{load.queued:,}", *(cells[title] for title in more), state))
     return _Part(
         titles=("stage", "queued", *more, "state"),
@@ -114,6 +115,14 @@ def _overview(status: Status, columns: int) -> _Part:
         numbers=frozenset({"queued", "pending", "running", "workers"}),
         elastic=frozenset({"stage"}),
     )
+
+
+def _reason(status: Status, load: StageLoad) -> str | None:
+    """Return why the oldest of the newest jobs that wait at a stage does; None: none does."""
+    place = (load.pipeline, load.stage)
+    waiting = [job.waiting for job in status.recent if job.waiting and (job.pipeline, job.waiting.stage) == place]
+    reasons = [each.reason for each in waiting if load.version in (None, each.pipeline_version)]
+    return reasons[-1] if reasons else None
 
 
 def _urgency(load: StageLoad) -> int:

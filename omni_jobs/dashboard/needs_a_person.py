@@ -41,7 +41,7 @@ def needs_of(
     needs = _quarantined(services, caller)
     lines = [
         Need(
-            f"{load.pipeline}.{load.stage}: {plural(load.queued, 'stage run')} queued, and "
+            f"{load.reference}.{load.stage}: {plural(load.queued, 'stage run')} queued, and "
             f"{'its engine is down' if load.down else 'no worker'}",
             "/stages",
         )

@@ -15,7 +15,7 @@ from omni_jobs.dashboard.needs_a_person import needs_of
 from omni_jobs.dashboard.over import Over
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
-from omni_jobs.dashboard.troubles import ENGINE_DOWN, NO_WORKER, trouble_of
+from omni_jobs.dashboard.troubles import ENGINE_DOWN, NO_WORKER, reason_of, trouble_of
 from omni_jobs.dashboard.visit import Looks, Visit
 from omni_jobs.http.path_prefix import below
 from omni_jobs.http.process import short_switch_interval
@@ -42,9 +42,11 @@ class StageBox:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDrawing:
-    """A pipeline with its stages as they are now."""
+    """A pipeline with its stages as they are now; or one of several versions that have workers or work."""
 
     name: str
+    title: str  # NAME, or NAME@VERSION where versions are told apart
+    is_draining: bool
     drawing: Drawing
     boxes: Sequence[StageBox]
 
@@ -108,7 +110,7 @@ def _read_stages(visit: Visit, broker_is_away: bool) -> Mapping[str, Any]:
         own = services.jobs.counts(caller.sees) if caller.operates and caller.sees is not None else counts
         workers = list(services.jobs.workers())
         paused, down = services.jobs.paused_stages(), services.jobs.down_engines()
-        loads = stage_loads(services.pipelines, counts, workers, paused, down)
+        loads = stage_loads(services.pipelines, counts, workers, paused, down, services.jobs.known_versions())
         reasons = services.jobs.wait_reasons(caller.sees)
         now = datetime.now(UTC)
         until = now.timestamp()
@@ -148,7 +150,7 @@ def _read_newest(visit: Visit) -> Mapping[str, Any]:
 def _drawings(
     visit: Visit,
     loads: Sequence[StageLoad],
-    reasons: Mapping[tuple[str, str], str],
+    reasons: Mapping[tuple[str, str, str], str],
     rates: Mapping[StageName, Rate],
     box_height: int,
 ) -> list[PipelineDrawing]:
@@ -156,10 +158,12 @@ def _drawings(
     served = visit.services.pipelines
     of_pipelines: dict[str, list[StageLoad]] = {}
     for load in loads:
-        of_pipelines.setdefault(load.pipeline, []).append(load)
+        of_pipelines.setdefault(load.reference, []).append(load)
     pipelines = []
-    for name, its_loads in of_pipelines.items():
-        stages = served[name].stages if name in served else {}
+    for title, its_loads in of_pipelines.items():
+        name = its_loads[0].pipeline
+        file = served.get(name) if title == name else served.find(title)
+        stages = {} if file is None else file.stages
         inputs = {load.stage: list(stages[load.stage].inputs) if load.stage in stages else [] for load in its_loads}
         drawing = drawn(inputs, box_height)
         by_stage = {load.stage: load for load in its_loads}
@@ -168,14 +172,15 @@ def _drawings(
                 load,
                 box.x,
                 box.y,
-                trouble_of(load, reasons.get((name, box.stage)), is_served=name in served),
-                rates.get(StageName(name, box.stage)),
+                trouble_of(load, reason_of(load, reasons), is_served=file is not None),
+                # Rates are those of all versions.
+                rates.get(StageName(name, box.stage)) if load.version is None else None,
             )
             for box in drawing.boxes
             for load in [by_stage[box.stage]]
         ]
-        pipelines.append(PipelineDrawing(name, drawing, boxes))
-    return sorted(pipelines, key=lambda each: (not each.has_trouble, not any(each.work), each.is_quiet, each.name))
+        pipelines.append(PipelineDrawing(name, title, its_loads[0].draining, drawing, boxes))
+    return sorted(pipelines, key=lambda each: (not each.has_trouble, not any(each.work), each.is_quiet, each.title))
 
 
 def _short(job: JobView) -> JobView:

@@ -15,7 +15,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.overview import RATED_S
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.rates import Rate, rates_of
-from omni_jobs.dashboard.troubles import trouble_of
+from omni_jobs.dashboard.troubles import reason_of, trouble_of
 from omni_jobs.dashboard.visit import Looks, Operates, Visit
 from omni_jobs.http.process import short_switch_interval
 from omni_jobs.jobs import FINE_S, StageName
@@ -42,11 +42,21 @@ class ShownStage:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStages:
-    """The stages of a pipeline, in the order of its file."""
+    """The stages of a pipeline, in the order of its file; or those of one of several versions with workers or work."""
 
-    name: str
+    title: str  # NAME, or NAME@VERSION where versions are told apart
     pipeline: Pipeline | None  # None: not served here
     lines: Sequence[ShownStage]
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it is a version that takes no new jobs."""
+        return any(line.load.draining for line in self.lines)
+
+    @property
+    def left(self) -> int:
+        """Its stage runs that have not ended."""
+        return sum(line.load.queued + line.load.running + line.load.pending for line in self.lines)
 
     @property
     def is_quiet(self) -> bool:
@@ -76,7 +86,8 @@ def _read(visit: Visit) -> Mapping[str, Any]:
     with short_switch_interval():
         counts = services.jobs.counts(None if operates else visit.caller.sees)
         paused = services.jobs.paused_stages()
-        loads = stage_loads(services.pipelines, counts, services.jobs.workers(), paused, services.jobs.down_engines())
+        workers, down = services.jobs.workers(), services.jobs.down_engines()
+        loads = stage_loads(services.pipelines, counts, workers, paused, down, services.jobs.known_versions())
         reasons = services.jobs.wait_reasons(visit.caller.sees)
         calibrations = services.jobs.calibrations() if operates else []
         until = datetime.now(UTC).timestamp()
@@ -85,15 +96,19 @@ def _read(visit: Visit) -> Mapping[str, Any]:
     rates = rates_of(samples)
     estimates = {(each.pipeline, each.stage): each for each in calibrations}
     of_pipelines: dict[str, list[ShownStage]] = {}
+    files: dict[str, Pipeline | None] = {}
     for load in loads:
-        served = services.pipelines.get(load.pipeline)
+        find = services.pipelines.get if load.version is None else services.pipelines.find
+        served = find(load.reference)
+        files[load.reference] = served
         place = (load.pipeline, load.stage)
         paused_at = None if place not in paused else datetime.fromtimestamp(paused[place], UTC)
         config = None if served is None else served.stages.get(load.stage)
-        trouble = trouble_of(load, reasons.get(place), is_served=served is not None)
-        line = ShownStage(load, config, paused_at, trouble, estimates.get(place), rates.get(StageName(*place)))
-        of_pipelines.setdefault(load.pipeline, []).append(line)
-    pipelines = [PipelineStages(name, services.pipelines.get(name), its) for name, its in of_pipelines.items()]
+        trouble = trouble_of(load, reason_of(load, reasons), is_served=served is not None)
+        rate = rates.get(StageName(*place)) if load.version is None else None  # rates are those of all versions
+        line = ShownStage(load, config, paused_at, trouble, estimates.get(place), rate)
+        of_pipelines.setdefault(load.reference, []).append(line)
+    pipelines = [PipelineStages(title, files[title], its) for title, its in of_pipelines.items()]
     return {
         "now": datetime.now(UTC),
         "operates": operates,

@@ -1,5 +1,6 @@
 """Why a stage stands still, in the words of the pages."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from omni_jobs.views import StageLoad
@@ -16,10 +17,18 @@ _WORDS: Final = {
 }
 
 
+def reason_of(load: StageLoad, reasons: Mapping[tuple[str, str, str], str]) -> str | None:
+    """Return why the newest stage runs of a load wait; None: none does. ``reasons``: of ``Jobs.wait_reasons``."""
+    for (pipeline, version, stage), reason in reasons.items():
+        if (pipeline, stage) == (load.pipeline, load.stage) and load.version in (None, version):
+            return reason
+    return None
+
+
 def trouble_of(load: StageLoad, reason: str | None, *, is_served: bool = True) -> str | None:
     """Return why a stage stands still, or part of it does; None: nothing does.
 
-    ``reason``: why its newest stage runs wait, of ``Jobs.wait_reasons``.
+    ``reason``: why its newest stage runs wait.
     """
     if load.paused:
         return "paused"

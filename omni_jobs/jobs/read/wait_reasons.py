@@ -45,8 +45,11 @@ _RUNS = select(
 ).where(one_of(StageRunRow.job_id, _ids))
 
 
-def wait_reasons(tx: Connection, tenant: str | None = None) -> Mapping[tuple[str, str], str]:
-    """Return why the newest jobs of a tenant wait, by pipeline and stage, as in ``WaitingView``. None: those of all."""
+def wait_reasons(tx: Connection, tenant: str | None = None) -> Mapping[tuple[str, str, str], str]:
+    """Return why the newest jobs of a tenant wait, as in ``WaitingView``, by pipeline, version and stage.
+
+    None: those of all.
+    """
     ids = matching(tx, JobFilter(states=_ACTIVE, tenant=tenant), _SEEN).ids
     if not ids:
         return {}
@@ -55,4 +58,8 @@ def wait_reasons(tx: Connection, tenant: str | None = None) -> Mapping[tuple[str
     for run in sorted(tx.execute(_RUNS, {"ids": listed(ids)}), key=lambda run: run.position):
         runs[run.job_id].append(run)
     waiting = waits(tx, jobs, runs, None)
-    return {(job.pipeline, view.stage): view.reason for job in jobs if (view := waiting.get(job.id)) is not None}
+    return {
+        (job.pipeline, job.pipeline_version, view.stage): view.reason
+        for job in jobs
+        if (view := waiting.get(job.id)) is not None
+    }

@@ -208,6 +208,42 @@ def test_each_version_is_scaled_by_its_own_work_and_workers(api: ApiServer, monk
     assert scaling(api, "echo@2")[1]["waiting"] == 1, "what a draining version has left"
 
 
+def loads(api: ApiServer) -> list[tuple[str | None, str, bool, int, int, int, int]]:
+    """What the status says of each stage: version, stage, whether it drains, pending, queued, running, workers."""
+    names = ("version", "stage", "draining", "pending", "queued", "running", "workers")
+    return [tuple(each[name] for name in names) for each in api.http.get("/v1/status").json()["stages"]]  # type: ignore[misc]
+
+
+def test_versions_with_work_are_told_apart_until_one_is_left(api: ApiServer) -> None:
+    assert loads(api) == [(None, "first", False, 0, 0, 0, 0), (None, "second", False, 0, 0, 0, 0)]
+    job_ids = [submit(api, "echo@1").json()["id"] for _ in range(3)]
+    api.services.counts.cache_clear()
+    assert loads(api) == [(None, "first", False, 0, 3, 0, 0), (None, "second", False, 3, 0, 0, 0)]
+    version_of(api, "echo@2")
+    echo = api.services.pipelines["echo@1"]
+    api.services.jobs.register_worker(NewWorker("w", "w", echo.stage_id("first"), "host", 1, 4, "1"), 60.0)
+    assert len(api.services.jobs.claim("w", 1).claims) == 1
+    api.http.post("/v1/pipelines/echo@1/drain")
+    api.services.counts.cache_clear()
+    assert loads(api) == [
+        ("2", "first", False, 0, 1, 0, 0),
+        ("2", "second", False, 1, 0, 0, 0),
+        ("1", "first", True, 0, 2, 1, 1),
+        ("1", "second", True, 3, 0, 0, 0),
+    ]
+    page = api.http.get("/stages").text
+    assert page.index('id="stage-echo@2-first"') < page.index('id="stage-echo@1-first"')
+    assert page.count("draining, 6 stage runs left") == 1
+    page = api.http.get("/").text
+    assert ('aria-label="echo@1"' in page, 'aria-label="echo@2"' in page, page.count(">draining<")) == (True, True, 1)
+    assert "echo@2.first: 1 stage run queued, and no worker" in page
+    for job_id in job_ids:
+        api.http.post(f"/v1/jobs/{job_id}/cancel")
+    api.services.jobs.retire_worker("w")
+    api.services.counts.cache_clear()
+    assert {each[0] for each in loads(api)} == {None}, "version 2 alone has work"
+
+
 @pytest.mark.parametrize("name", ["echo", "echo@3", "nobody@1", "%00", "%20", "..", "echo@1%2F", "x" * 300])
 @pytest.mark.parametrize("what", ["drain", "serve"])
 def test_an_unknown_version_is_a_404_and_changes_nothing(api: ApiServer, name: str, what: str) -> None:

@@ -56,10 +56,10 @@ def test_a_job_waits_for_its_turn_behind_those_of_its_own_tenant(jobs: Jobs) -> 
 def test_why_each_stage_waits_is_said_without_the_views_of_its_jobs(jobs: Jobs) -> None:
     [job_id] = submit(jobs, tenant="a")
     assert waiting(jobs, job_id).reason == "no_worker"
-    assert jobs.wait_reasons() == jobs.wait_reasons("a") == {("echo", "first"): "no_worker"}
+    assert jobs.wait_reasons() == jobs.wait_reasons("a") == {("echo", "1", "first"): "no_worker"}
     assert jobs.wait_reasons("b") == {}
     register(jobs, "w")
-    assert jobs.wait_reasons() == {("echo", "first"): "turn"}
+    assert jobs.wait_reasons() == {("echo", "1", "first"): "turn"}
     claim(jobs, "w")
     assert jobs.wait_reasons() == {}
 

@@ -103,6 +103,18 @@ def test_a_stage_says_why_it_does_not_get_on_and_those_that_stand_still_come_fir
     assert cells(lines, "qwen2_5_omni.thinker")[:3] == ["123,456", "0", "32/32"]
 
 
+def test_versions_are_told_apart_and_one_that_drains_says_so() -> None:
+    old, new = {"version": "1", "draining": True}, {"version": "2"}
+    stages = [load("thinker", queued=1, **new), load("thinker", queued=2, running=1, slots=1, workers=1, **old)]
+    loads = {"reason": "loading_model", "stage": "thinker", "pipeline_version": "2", "pipeline_digest": "d"}
+    waiting = job(30, "queued", stage("thinker", "queued"), waiting={**loads, "message": "m"})
+    lines = shown(120, {**STATUS, "stages": stages, "recent": [waiting]}, parts=[TopPart.OVERVIEW])
+    [second] = [line for line in lines if line.startswith("qwen2_5_omni@2.thinker ")]
+    [first] = [line for line in lines if line.startswith("qwen2_5_omni@1.thinker ")]
+    assert second.rstrip().endswith("loads the model")
+    assert first.rstrip().endswith("full, its version drains")
+
+
 def test_a_narrow_terminal_has_the_main_columns_whole() -> None:
     lines = shown(40, parts=[TopPart.OVERVIEW, TopPart.WORKERS])
     assert max(map(len, lines)) <= 40

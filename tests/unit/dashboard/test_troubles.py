@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_jobs.dashboard.troubles import trouble_of
+from omni_jobs.dashboard.troubles import reason_of, trouble_of
 from omni_jobs.views import StageLoad
 
 LOAD = StageLoad(pipeline="echo", stage="first", pending=0, queued=0, running=0, workers=1, slots=8, paused=False)
@@ -29,6 +29,16 @@ LOAD = StageLoad(pipeline="echo", stage="first", pending=0, queued=0, running=0,
 )
 def test_a_stage_that_stands_still_says_why(changed: dict[str, int], reason: str | None, expected: str | None) -> None:
     assert trouble_of(LOAD.model_copy(update=changed), reason) == expected
+
+
+def test_a_version_waits_for_its_own_reason() -> None:
+    reasons = {("echo", "2", "first"): "turn", ("echo", "1", "first"): "no_worker", ("chat", "1", "first"): "quota"}
+    assert reason_of(LOAD, {("echo", "1", "first"): "quota"}) == "quota", "no other version has work"
+    assert [reason_of(LOAD.model_copy(update={"version": each}), reasons) for each in ("1", "2", "3")] == [
+        "no_worker",
+        "turn",
+        None,
+    ]
 
 
 def test_a_stage_of_a_pipeline_that_is_gone_says_so_while_it_has_work() -> None:
