@@ -265,6 +265,7 @@ class StagePauseView(_View):
     """Whether a stage is paused: its workers go on with what they run, and claim nothing."""
 
     pipeline: str
+    version: str | None = None  # that was asked for; null: all
     stage: str
     paused_at: datetime | None  # null: it is not paused
 

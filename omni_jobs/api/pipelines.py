@@ -1,6 +1,7 @@
 """The route of pipelines: lists those that this server serves."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -8,6 +9,7 @@ from omni_jobs.api.needs import Reader
 from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.database.clock import as_datetime
 from omni_jobs.http.error_answers import errors
+from omni_jobs.jobs import paused_since
 from omni_jobs.pipelines.outputs import output
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
 from omni_jobs.views import BoundsView, FormatView, OutputView, PipelineList, PipelineView, StageView
@@ -25,6 +27,7 @@ def list_pipelines(caller: Reader, services: ServicesDep) -> PipelineList:
 
 def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str], float]) -> PipelineView:
     whole = services.pipelines.broken(pipeline.reference) is None  # a broken plug-in's parameters cannot be known
+    since = partial(paused_since, paused, pipeline.name, pipeline.version)
     return PipelineView(
         name=pipeline.name,
         label=services.pipelines.label(pipeline),
@@ -44,7 +47,7 @@ def _view(services: Services, pipeline: Pipeline, paused: Mapping[tuple[str, str
                 parameters=stage.parameters_with({}).model_dump(mode="json") if whole else {},
                 bounds=_bounds(stage) if whole else {},
                 resumable=whole and stage.is_resumable,
-                paused_at=as_datetime(paused[key]) if (key := (pipeline.name, stage.name)) in paused else None,
+                paused_at=None if (at := since(stage.name)) is None else as_datetime(at),
             )
             for stage in pipeline.stages.values()
         ],

@@ -11,7 +11,7 @@ from omni_jobs.api.services import Services, ServicesDep
 from omni_jobs.http.error_answers import errors
 from omni_jobs.http.request_parameters import PlainNumber
 from omni_jobs.identity import StageId
-from omni_jobs.jobs import StageNeed, wanted_workers
+from omni_jobs.jobs import StageNeed, paused_since, wanted_workers
 from omni_jobs.states import StageRunState
 from omni_jobs.views import ScalingView
 
@@ -39,7 +39,8 @@ async def get_scaling(
     config, stage_id = served.stage(stage), served.stage_id(stage)
     crew = await run_sync(services.jobs.stage_crew, stage_id)
     waiting = crew.waiting if crew.waiting is not None else await _backlog(services, stage_id)
-    is_paused = (served.name, stage) in await run_sync(services.jobs.paused_stages)
+    paused = await run_sync(services.jobs.paused_stages)
+    is_paused = paused_since(paused, served.name, served.version, stage) is not None
     slots = max(1, config.slots - config.slots_for_high) if crew.slots is None else crew.slots
     need = StageNeed(
         waiting, crew.running, crew.serving, crew.loading, slots, crew.run_s, is_paused, drained=crew.drained

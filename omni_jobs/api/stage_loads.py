@@ -1,12 +1,12 @@
 """``stage_loads``: how loaded each stage is; and what a page shows of many jobs, so that none of it is long."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.identity import PipelineId
-from omni_jobs.jobs import KnownVersion
+from omni_jobs.jobs import KnownVersion, paused_since
 from omni_jobs.pipelines.loader import Pipelines, version_order
 from omni_jobs.states import StageRunState
 from omni_jobs.views import ArtifactView, Counts, StageLoad, StageRunView, WorkerView
@@ -19,7 +19,7 @@ def stage_loads(
     pipelines: Pipelines,
     counts: Counts,
     workers: Sequence[WorkerView],
-    paused: Collection[tuple[str, str]],
+    paused: Mapping[tuple[str, str], float],
     down: Mapping[tuple[str, str], int],
     known: Sequence[KnownVersion],
 ) -> list[StageLoad]:
@@ -27,7 +27,7 @@ def stage_loads(
 
     Where several versions of a pipeline have workers or stage runs, each of these has loads of its own, the newest
     first. ``down``: how many slots of a stage have an engine that is down, of all versions. ``known``: the versions
-    that SQL knows, with their numbers.
+    that SQL knows, with their numbers. ``paused``: as ``Jobs.paused_stages`` returns it.
     """
     at_work = _AtWork(counts, workers)
     numbers = at_work.numbers | {each.pipeline: each.version for each in known}
@@ -35,6 +35,14 @@ def stage_loads(
     served: dict[str, list[str]] = defaultdict(list)
     for pipeline in pipelines.values():
         served[pipeline.name] += pipeline.stages
+
+    def counted(load: StageLoad) -> Sequence[str]:
+        """Return the numbers of the versions that a load counts; where none is at work, of those that are served."""
+        if load.version is not None:
+            return [load.version]
+        its = [numbers.get(version, "") for version in at_work.versions_of(load.pipeline)]
+        return its or [each.version for each in pipelines.versions(load.pipeline)]
+
     loads: list[StageLoad] = []
     for name in dict.fromkeys([*served, *(version.name for version, _ in at_work.runs)]):
         versions = at_work.versions_of(name)
@@ -48,7 +56,12 @@ def stage_loads(
             loads += [load.model_copy(update=more) for load in of_version]
     return [
         load.model_copy(
-            update={"paused": (load.pipeline, load.stage) in paused, "down": down.get((load.pipeline, load.stage), 0)}
+            update={
+                "paused": all(
+                    paused_since(paused, load.pipeline, each, load.stage) is not None for each in counted(load)
+                ),
+                "down": down.get((load.pipeline, load.stage), 0),
+            }
         )
         for load in loads
     ]

@@ -9,6 +9,8 @@ from omni_jobs.cli.connect import connect
 from omni_jobs.cli.screen import show
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from omni_jobs.views import StagePauseView
 
 
@@ -26,11 +28,19 @@ def list_(url: options.UrlOption = None, as_json: options.JsonOption = False) ->
 
     with connect(url) as client:
         pipelines, calibrations = client.pipelines(), client.calibrations()
-    found = {(each.pipeline, each.stage): each for each in calibrations}
-    # Of a stage that several versions have, which are paused together, a line.
-    paused = {(pipeline.name, stage.name): stage.paused_at for pipeline in pipelines for stage in pipeline.stages}
+    held = {(each.pipeline, each.stage): each for each in calibrations}
+    paused: dict[tuple[str, str], datetime | None] = {}
+    for name in dict.fromkeys(pipeline.name for pipeline in pipelines):
+        versions = [pipeline for pipeline in pipelines if pipeline.name == name]
+        for stage in dict.fromkeys(stage.name for pipeline in versions for stage in pipeline.stages):
+            its = {p.version: each.paused_at for p in versions for each in p.stages if each.name == stage}
+            if len(set(its.values())) == 1:  # of a stage that its versions have alike, a line
+                paused[name, stage] = next(iter(its.values()))
+            else:
+                paused |= {(f"{name}@{version}", stage): at for version, at in its.items()}
+    found = {(pipeline, stage): held.get((pipeline.partition("@")[0], stage)) for pipeline, stage in paused}
     stages = [
-        {"pipeline": pipeline, "stage": stage, "paused_at": paused_at, "calibration": found.get((pipeline, stage))}
+        {"pipeline": pipeline, "stage": stage, "paused_at": paused_at, "calibration": found[pipeline, stage]}
         for (pipeline, stage), paused_at in paused.items()
     ]
     show(stages, as_json, lambda _: stages_table(paused, found))
@@ -44,9 +54,12 @@ def pause(
 ) -> None:
     """Pause a stage: its workers go on with what they run, and claim nothing more. Deadlines of waiting jobs go on.
 
+    PIPELINE is NAME for all versions, or NAME@VERSION for one alone.
+
     \b
-    Example:
+    Examples:
       omni-jobs stages pause echo first
+      omni-jobs stages pause echo@1 first
     """
     with connect(url) as client:
         show(client.set_paused(pipeline, stage, True), as_json, _state)
@@ -58,7 +71,7 @@ def resume(
     url: options.UrlOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Resume a stage that is paused: its workers claim again.
+    """Resume a stage that is paused: its workers claim again. Of NAME that ends the pauses of its versions, too.
 
     \b
     Example:
@@ -69,4 +82,5 @@ def resume(
 
 
 def _state(stage: StagePauseView) -> str:
-    return f"{stage.pipeline} {stage.stage}: {'open' if stage.paused_at is None else 'paused'}"
+    pipeline = stage.pipeline if stage.version is None else f"{stage.pipeline}@{stage.version}"
+    return f"{pipeline} {stage.stage}: {'open' if stage.paused_at is None else 'paused'}"

@@ -202,7 +202,7 @@ def events_table(events: Sequence[EventView]) -> Table:
 
 
 def stages_table(
-    paused: Mapping[tuple[str, str], datetime | None], calibrations: Mapping[tuple[str, str], CalibrationView]
+    paused: Mapping[tuple[str, str], datetime | None], calibrations: Mapping[tuple[str, str], CalibrationView | None]
 ) -> Table:
     """Return a line per stage, by pipeline and name: since when it is paused, how many of its estimates have held."""
     table = table_of("pipeline", "stage", "paused since")

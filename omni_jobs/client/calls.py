@@ -133,7 +133,10 @@ class Calls(Generic[LinesT]):
         return (yield from _view(PipelineList, HttpRequest("GET", "/v1/pipelines"))).pipelines
 
     def set_paused(self, pipeline: str, stage: str, is_paused: bool) -> Steps[StagePauseView]:
-        """Pause or resume a stage, and return its pause, which may be older than this call. Raises NotFound."""
+        """Pause or resume a stage, and return its pause, which may be older than this call. Raises NotFound.
+
+        ``pipeline``: NAME for all versions, NAME@VERSION for one alone.
+        """
         path = f"/v1/pipelines/{quote(pipeline, safe='')}/stages/{quote(stage, safe='')}"
         request = HttpRequest("POST", f"{path}/{'pause' if is_paused else 'resume'}")
         return (yield from _view(StagePauseView, request))

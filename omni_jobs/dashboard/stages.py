@@ -34,6 +34,7 @@ class ShownStage:
 
     load: StageLoad
     config: StageConfig | None
+    target: str  # what its button pauses or resumes: NAME, or NAME@VERSION where versions are told apart
     paused_at: datetime | None
     trouble: str | None
     calibration: CalibrationView | None
@@ -102,11 +103,13 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         served = find(load.reference)
         files[load.reference] = served
         place = (load.pipeline, load.stage)
-        paused_at = None if place not in paused else datetime.fromtimestamp(paused[place], UTC)
+        since = [at for (reference, stage), at in paused.items() if stage == load.stage and _holds(reference, load)]
+        paused_at = datetime.fromtimestamp(min(since), UTC) if load.paused and since else None
         config = None if served is None else served.stages.get(load.stage)
         trouble = trouble_of(load, reason_of(load, reasons), is_served=served is not None)
         rate = rates.get(StageName(*place)) if load.version is None else None  # rates are those of all versions
-        line = ShownStage(load, config, paused_at, trouble, estimates.get(place), rate)
+        target = load.pipeline if place in paused else load.reference
+        line = ShownStage(load, config, target, paused_at, trouble, estimates.get(place), rate)
         of_pipelines.setdefault(load.reference, []).append(line)
     pipelines = [PipelineStages(title, files[title], its) for title, its in of_pipelines.items()]
     return {
@@ -115,6 +118,12 @@ def _read(visit: Visit) -> Mapping[str, Any]:
         "busy": [each for each in pipelines if not each.is_quiet],
         "quiet": [each for each in pipelines if each.is_quiet],
     }
+
+
+def _holds(reference: str, load: StageLoad) -> bool:
+    """Return whether a pause of this NAME or NAME@VERSION holds a load, or a version of those that it counts."""
+    is_any = load.version is None and reference.startswith(f"{load.pipeline}@")
+    return is_any or reference in (load.pipeline, load.reference)
 
 
 @router.post("/stages/{pipeline}/{stage}/pause")

@@ -15,6 +15,7 @@ from omni_jobs.dashboard.fragments import Fragment
 from omni_jobs.dashboard.page_route import PageRoute
 from omni_jobs.dashboard.visit import Operates, Visit
 from omni_jobs.http.process import short_switch_interval
+from omni_jobs.jobs import paused_since
 from omni_jobs.pipelines.loader import Pipelines
 from omni_jobs.views import WorkerView
 
@@ -100,7 +101,9 @@ def crews_of(
         config = None if served is None else served.stages.get(stage)
         kept = 0 if config is None else config.slots_for_high
         digest = None if served is None or pipelines.broken(pipeline) is not None else served.digest
-        crews.append(Crew(pipeline, stage, list(its), kept, digest, (pipeline, stage) in paused))
+        crew = list(its)
+        held = all(paused_since(paused, pipeline, each.pipeline_version, stage) is not None for each in crew)
+        crews.append(Crew(pipeline, stage, crew, kept, digest, held))
     return crews
 
 

@@ -173,6 +173,17 @@ class PipelineVersionRow(Base):
     draining_at: Mapped[float | None] = mapped_column(Seconds)  # since when it takes no new jobs; None: it takes them
 
 
+class PausedVersionRow(Base):
+    """The row of a stage that is paused of this version of its pipeline alone. A pause of all is a PausedStageRow."""
+
+    __tablename__ = "paused_versions"
+
+    pipeline: Mapped[str] = mapped_column(NameType, primary_key=True)
+    version: Mapped[str] = mapped_column(String(20), primary_key=True)
+    stage: Mapped[str] = mapped_column(NameType, primary_key=True)
+    at: Mapped[float] = mapped_column(Seconds)  # of the first pause, if several administrators paused it
+
+
 class DeleteHoldRow(Base):
     """The row of a hold on deletes, which a backup has; ``omni_jobs.jobs.keep.delete_holds`` explains it."""
 

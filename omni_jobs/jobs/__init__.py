@@ -22,6 +22,7 @@ from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.observers import transition_observers
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
+from omni_jobs.jobs.order.paused_stages import paused_since
 from omni_jobs.jobs.order.pipeline_versions import KnownVersion, VersionWork
 from omni_jobs.jobs.read.audit import PastAct
 from omni_jobs.jobs.read.error_kinds import ErrorKind
@@ -135,6 +136,7 @@ __all__ = [
     "new_action_id",
     "new_job_id",
     "new_try",
+    "paused_since",
     "transition_observers",
     "wanted_workers",
     "with_skipped",

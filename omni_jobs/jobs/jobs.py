@@ -397,13 +397,13 @@ class Jobs:
 
     # A stage's pause.
 
-    def pause(self, stage: StageId, *, by: str | None = None) -> None:
+    def pause(self, stage: StageId, *, version: str | None = None, by: str | None = None) -> None:
         """Pause a stage, as :func:`omni_jobs.jobs.order.paused_stages.pause` says."""
-        self._run(partial(paused.pause, stage=stage, act=new_act(by, "pause")))
+        self._run(partial(paused.pause, stage=stage, version=version, act=new_act(by, "pause")))
 
-    def resume(self, stage: StageId, *, by: str | None = None) -> None:
-        """End a stage's pause, as :func:`omni_jobs.jobs.order.paused_stages.resume` says."""
-        self._run(partial(paused.resume, stage=stage, act=new_act(by, "resume")))
+    def resume(self, stage: StageId, *, version: str | None = None, by: str | None = None) -> None:
+        """End a stage's pauses, as :func:`omni_jobs.jobs.order.paused_stages.resume` says."""
+        self._run(partial(paused.resume, stage=stage, version=version, act=new_act(by, "resume")))
 
     paused_stages = _reads(paused.paused_stages)
 

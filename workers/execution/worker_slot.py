@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from omni_jobs.errors import DatabaseUnavailable, Fenced, SlotTaken
-from omni_jobs.jobs import Jobs, NewWorker, Renewal, SlotHolder
+from omni_jobs.jobs import Jobs, NewWorker, Renewal, SlotHolder, paused_since
 from omni_jobs.settings import Settings
 from workers.execution import incarnation
 
@@ -80,7 +80,8 @@ class WorkerSlot:
     def is_paused(self) -> bool:
         """Return whether the stage is paused. Raises DatabaseUnavailable once ``keep_trying`` returns False."""
         pipeline, stage = self.worker.stage
-        return (pipeline.name, stage) in self._persist(self._jobs.paused_stages)
+        paused = self._persist(self._jobs.paused_stages)
+        return paused_since(paused, pipeline.name, self.worker.pipeline_version, stage) is not None
 
     def describe(self, info: Mapping[str, Any]) -> None:
         """Say what ``serve`` records of this worker's process, a WorkerInfo as JSON. Call it before."""

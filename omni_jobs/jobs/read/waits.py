@@ -20,7 +20,7 @@ from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.jobs.life.successors import ACTIVE, QUOTA
 from omni_jobs.jobs.order import quota
 from omni_jobs.jobs.order.down_engines import KEPT_S
-from omni_jobs.jobs.order.paused_stages import paused_stages
+from omni_jobs.jobs.order.paused_stages import paused_since, paused_stages
 from omni_jobs.jobs.read import line
 from omni_jobs.jobs.read.estimates import coarse
 from omni_jobs.jobs.read.line import QueuedRun, Wait
@@ -128,8 +128,9 @@ class _Stages:
     def obstacle(self, job: AnyRow, run: AnyRow) -> WaitingView | None:
         """Return why a queued stage run could not be claimed whatever its turn; None if it could."""
         stage = job.pipeline, run.stage
-        if stage in self._paused:
-            return _view(job, run, "paused", f"stage {run.stage} is paused")
+        if paused_since(self._paused, job.pipeline, job.pipeline_version, run.stage) is not None:
+            whose = "" if stage in self._paused else f" for version {job.pipeline_version}"
+            return _view(job, run, "paused", f"stage {run.stage} is paused{whose}")
         if job.pipeline_digest not in self._serving[stage]:
             is_loading = job.pipeline_digest in self._loading[stage]
             if stage in self._down and not self._serving[stage]:

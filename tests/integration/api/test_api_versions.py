@@ -244,6 +244,46 @@ def test_versions_with_work_are_told_apart_until_one_is_left(api: ApiServer) -> 
     assert {each[0] for each in loads(api)} == {None}, "version 2 alone has work"
 
 
+def test_a_stage_is_paused_of_one_version_or_of_all(api: ApiServer) -> None:
+    def paused() -> dict[str, bool]:
+        shown = api.http.get("/v1/pipelines").json()["pipelines"]
+        return {each["version"]: each["stages"][0]["paused_at"] is not None for each in shown}
+
+    def act(pipeline: str, what: str) -> Any:
+        answer = api.http.post(f"/v1/pipelines/{pipeline}/stages/first/{what}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    told = act("echo@1", "pause")
+    assert (told["pipeline"], told["version"], told["paused_at"] is not None) == ("echo", "1", True)
+    assert act("echo@1", "pause") == told
+    assert paused() == {"1": True, "2": False}
+    job_id = submit(api, "echo@1").json()["id"]
+    version_of(api, "echo@2")
+    assert api.http.get(f"/v1/jobs/{job_id}").json()["waiting"]["reason"] == "paused"
+    scaled = {each: api.http.get("/v1/scaling", params={"pipeline": f"echo@{each}", "stage": "first"}) for each in "12"}
+    assert {each: answer.json()["paused"] for each, answer in scaled.items()} == {"1": True, "2": False}
+    api.services.counts.cache_clear()
+    shown = api.http.get("/v1/status").json()["stages"]
+    assert [(each["version"], each["stage"]) for each in shown if each["paused"]] == [("1", "first")]
+    page = api.http.get("/stages").text
+    assert ("Resume first of echo@1" in page, "Pause first of echo@2" in page) == (True, True)
+    assert api.http.post("/stages/echo%402/first/pause", headers={"Sec-Fetch-Site": "same-origin"}).status_code < 400
+    assert paused() == {"1": True, "2": True}
+    url = f"http://{api.host}:{api.port}"
+    resumed = CliRunner().invoke(app, ["stages", "resume", "echo@2", "first", "--url", url])
+    assert (resumed.exit_code, resumed.output) == (0, "echo@2 first: open\n")
+    listed = CliRunner().invoke(app, ["stages", "list", "--json", "--url", url])
+    places = {(each["pipeline"], each["stage"]): each["paused_at"] is not None for each in json.loads(listed.output)}
+    assert places == {("echo@1", "first"): True, ("echo@2", "first"): False, ("echo", "second"): False}
+    act("echo", "pause")
+    assert act("echo@1", "resume")["paused_at"] is not None, "all are paused"
+    assert act("echo", "resume") == {"pipeline": "echo", "version": None, "stage": "first", "paused_at": None}
+    assert paused() == {"1": False, "2": False}
+    assert api.http.post("/v1/pipelines/echo@3/stages/first/pause").status_code == 404
+    assert api.http.post("/v1/pipelines/echo@1/stages/third/pause").status_code == 404
+
+
 @pytest.mark.parametrize("name", ["echo", "echo@3", "nobody@1", "%00", "%20", "..", "echo@1%2F", "x" * 300])
 @pytest.mark.parametrize("what", ["drain", "serve"])
 def test_an_unknown_version_is_a_404_and_changes_nothing(api: ApiServer, name: str, what: str) -> None:

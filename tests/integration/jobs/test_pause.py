@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Jobs, Renewal, Wishes
+from omni_jobs.jobs import Jobs, NewWorker, Renewal, Wishes
 from tests.integration.job_steps import (
     claim,
     new_job,
@@ -57,3 +57,46 @@ def test_what_runs_goes_on_and_only_the_workers_hold_back(jobs: Jobs) -> None:
     view = jobs.get(claimed.job_id)
     assert (view.status, view.waiting) == ("in_progress", None)
     assert claim(jobs, "w") != []  # a claim knows nothing of pauses
+
+
+def test_a_version_is_paused_alone_or_with_all_others(jobs: Jobs) -> None:
+    old, new = (StageId(PipelineId("echo", digest), "first") for digest in ("d1", "d2"))
+    jobs.tell_versions([(old.pipeline, "1"), (new.pipeline, "2")])
+    for stage, version in ((old, "1"), (new, "2")):
+        jobs.register_worker(NewWorker(f"w{version}", f"w{version}", stage, "host", 1, 4, version), 60)
+
+    def paused() -> list[bool]:
+        """Whether the workers of each version learn of a pause."""
+        return [jobs.renew(worker, 60).is_paused for worker in ("w1", "w2")]
+
+    jobs.pause(old, version="1", by="key-1")
+    jobs.pause(old, version="1", by="key-1")
+    assert (paused(), set(jobs.paused_stages())) == ([True, False], {("echo@1", "first")})
+    jobs.pause(FIRST, by="key-1")
+    jobs.resume(old, version="1", by="key-1")
+    assert (paused(), set(jobs.paused_stages())) == ([True, True], {("echo", "first")})
+    jobs.pause(new, version="2", by="key-1")
+    jobs.resume(FIRST, by="key-1")
+    assert (paused(), jobs.paused_stages()) == ([False, False], {})
+    jobs.resume(FIRST, by="key-1")
+    assert [(each.action, each.target) for each in reversed(jobs.acts())] == [
+        ("pause", "echo@1.first"),
+        ("pause", "echo.first"),
+        ("resume", "echo@1.first"),
+        ("pause", "echo@2.first"),
+        ("resume", "echo.first"),
+    ]
+
+
+def test_a_job_says_which_version_is_paused(jobs: Jobs) -> None:
+    register(jobs, "w")
+    job_id = submit_one(jobs, new_job()).job_id
+    version = jobs.get(job_id).pipeline_version
+    jobs.pause(FIRST, version="other")
+    waiting = jobs.get(job_id).waiting
+    assert waiting is not None
+    assert waiting.reason == "turn"
+    jobs.pause(FIRST, version=version)
+    waiting = jobs.get(job_id).waiting
+    assert waiting is not None
+    assert (waiting.reason, waiting.message) == ("paused", f"stage first is paused for version {version}")
