@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from omni_jobs.errors import (
     OmniJobsError,
     StorageError,
     StorageUnavailable,
+    VersionChanged,
 )
 from omni_jobs.intake.admissions import Admissions
 from omni_jobs.intake.group_commit import GroupCommit
@@ -195,7 +196,7 @@ class Intake:
         ``version``: the one of its pipeline on which they run; None: the job's own. ``tenant`` is the one that asks,
         and has ``limits``; None may retry any job. ``may_be_high``: whether it may run a job of high priority. ``by``
         is the actor whom the audit names, ``states`` those in one of which the job is to be, and ``as_step`` the step
-        of an action that this is. Raises MissingScope, LimitReached, and the errors of ``Jobs.retry``.
+        of an action that this is. Raises MissingScope, LimitReached, VersionDraining, and the errors of ``Jobs.retry``.
         """
         try:
             retry = partial(self._jobs.retry, job_id, from_stage, by=by, states=states, as_step=as_step)
@@ -216,6 +217,7 @@ class Intake:
     ) -> None:
         def do_retry() -> set[str]:
             if version is None or version == job.pipeline_version:
+                self._check_takes_jobs(job)
                 return retry(artifacts=self._artifacts_of(job, job.pipeline_version))
             origin = self._jobs.origin(job_id, tenant)
             onto = other_version(origin, self._admissions.pipelines, version)
@@ -229,6 +231,14 @@ class Intake:
             queues = await run_sync(do_retry)
             reservation.taken = 1
         self._relay.ring(queues)
+
+    def _check_takes_jobs(self, job: JobView) -> None:
+        """Raise VersionDraining where the job's own version takes no new jobs: its workers may have gone."""
+        pipelines = self._admissions.pipelines
+        own = pipelines.find(f"{job.pipeline}@{job.pipeline_version}")
+        with suppress(VersionChanged):  # this server has another file than the job, which says nothing of its workers
+            if own is not None:
+                pipelines.check_takes_jobs(own)
 
     def _artifacts_of(self, job: JobView, version: str) -> Mapping[str, str]:
         """Return which stage makes each artifact of a job in this version, as far as its pipeline is served.

@@ -115,7 +115,6 @@ def test_what_is_left_of_a_job_runs_on_another_version(api: ApiServer, priority:
 
 def test_its_own_version_is_no_other(api: ApiServer) -> None:
     job_id = half_done(api)
-    api.http.post("/v1/pipelines/echo@1/drain")
     assert api.http.post(f"/v1/jobs/{job_id}/retry", params={"version": "1"}).status_code == 200
     [claim] = claimed(api, "1", "second")
     assert claim.job_id == job_id

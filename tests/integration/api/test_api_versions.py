@@ -97,6 +97,11 @@ def test_every_view_goes_by_the_version_that_takes_jobs(api: ApiServer) -> None:
     api.http.post("/v1/pipelines/echo@1/drain")
     fork = api.http.post(f"/v1/jobs/{job_id}/fork", json={"from_stage": "first"})
     assert (fork.status_code, fork.json()["error"]["code"]) == (409, "version_draining")
+    api.http.post(f"/v1/jobs/{job_id}/cancel")
+    for params in ({}, {"version": "1"}):
+        retry = api.http.post(f"/v1/jobs/{job_id}/retry", params=params)
+        assert (retry.status_code, retry.json()["error"]["code"]) == (409, "version_draining")
+    assert api.http.get(f"/v1/jobs/{job_id}").json()["status"] == "cancelled"
 
 
 def test_another_server_learns_of_it_while_it_takes_jobs(api: ApiServer, settings: Settings) -> None:
