@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,10 +110,10 @@ def _kill_again_and_again(stack: EmbeddedStack, client: Client, arguments: argpa
         seeds = [chance.randrange(PICTURES) for _ in range(1 + company)]
         jobs = [_submit(client, seed) for seed in seeds]
         strike_at = chance.randrange(1, STEPS - 1)
-        _until(lambda jobs=jobs, at=strike_at: _done(client, jobs[0]) >= at or _is_over(client, jobs[0]))
+        _until(partial(_is_due, client, jobs[0], strike_at))
         told = [_done(client, job) for job in jobs]
         _kill_worker(stack)
-        resumed = [_until(lambda job=job: _went_on(client, job)) for job in jobs]
+        resumed = [_until(partial(_went_on, client, job)) for job in jobs]
         for seed, job, before, resumed_at in zip(seeds, jobs, told, resumed, strict=True):
             view = client.wait(job, timeout=LIMIT_S)
             difference = 255
@@ -172,6 +173,11 @@ def _pixels(client: Client, view: JobView) -> NDArray[np.int32]:
         raise SystemExit(f"job {view.id} is {view.status.value}: {view.error}")
     with Image.open(io.BytesIO(client.artifact(view, "image.png"))) as picture:
         return np.asarray(picture.convert("RGB"), dtype=np.int32)
+
+
+def _is_due(client: Client, job: str, step: int) -> bool:
+    """Whether a job has done this many steps, or is over."""
+    return _done(client, job) >= step or _is_over(client, job)
 
 
 def _until(look: Callable[[], T | None]) -> T:

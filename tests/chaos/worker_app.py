@@ -14,9 +14,9 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from workers.app import app
-from workers.runners.echo.echo_processor import EchoPrompt
 from workers.runners.echo.echo_runner import EchoRunner
 from workers.runners.runner import ProgressSink
 from workers.stages.types import OmniModelRunnerOutput, Progress
@@ -52,7 +52,7 @@ async def _take_step(self: EchoRunner) -> None:
     await self.on_thread(_step)
 
 
-async def _produce_in_steps(self: EchoRunner, prompt: EchoPrompt, progress: ProgressSink) -> OmniModelRunnerOutput:
+async def _produce_in_steps(self: EchoRunner, prompt: Any, progress: ProgressSink) -> OmniModelRunnerOutput:
     await _take_step(self)
     return await _produce(self, prompt, progress)
 
