@@ -38,6 +38,7 @@ from tests.chaos.checker import (
 from tests.chaos.clients import Abilities, Clients, Log, Record
 from tests.chaos.faults.driver import Faults, Struck
 from tests.chaos.faults.kinds import KINDS
+from tests.chaos.pipeline_files import ECHO
 from tests.chaos.recovery import Recoveries, Recovery, percentile
 from tests.chaos.stack import LEASE_S, ChaosStack, StackFailed
 from tests.chaos.stock_clients import StockClients
@@ -272,6 +273,9 @@ class Run:
         seen = Counter((sampler.pipelines[worker], digest) for worker, digest in sampler.files.items())
         if faults.counts["other_file"] and len(seen) == len({pipeline for pipeline, _ in seen}):
             violations.append("the driver: workers served with another file, and all that were seen had the same")
+        of_echo = [reference for reference in checked.versions if reference.startswith(f"{ECHO}@")]
+        if faults.counts["upgrade"] and len(of_echo) < 2:
+            violations.append(f"the driver: echo was upgraded, and all its jobs are of {of_echo}")
         report = self._report(stack, clients, faults, recoveries, checked, records, violations)
         report |= {"ran_s": round(time.time() - began, 1), "settled_s": settled_s, "samples": sampler.looks}
         report |= {"stock": stock.outcomes, "forks": _forks(records)}
@@ -338,7 +342,8 @@ class Run:
         say("   ".join(f"{name} {_shown(report[name])}" for name in counted))
         say(
             "   ".join(
-                f"{name} {report[name]}" for name in ("outcomes", "errors", "flooded", "answers", "forks", "stock")
+                f"{name} {report[name]}"
+                for name in ("outcomes", "versions", "errors", "flooded", "answers", "forks", "stock")
             )
         )
         say(f"{sum(report['faults'].values())} faults in {report['ran_s']} s, settled after {report['settled_s']} s")
@@ -394,6 +399,7 @@ class Run:
             "cancel_p99_s": percentile(cancels, 0.99),
             "wasted_runs": checked.wasted_runs,
             "outcomes": dict(sorted(checked.outcomes.items())),
+            "versions": dict(sorted(checked.versions.items())),
             "errors": dict(sorted(checked.errors.items())),
             "flooded": dict(sorted(Counter(code for _, _, code in checked.flooded).items())),
             "attempt_errors": dict(sorted(checked.attempt_errors.items())),
@@ -479,7 +485,8 @@ def _cancel_times(stack: ChaosStack, records: Sequence[Record]) -> list[float]:
 def _forks(records: Sequence[Record]) -> dict[str, int]:
     """How many forks there were, and what became of them."""
     forks = [each for each in records if each.origin is not None]
-    ends = Counter("refused" if each.refused else each.final["status"] for each in forks if each.refused or each.final)
+    ends = Counter("refused" for each in forks if each.refused)
+    ends.update(each.final["status"] for each in forks if not each.refused and each.final is not None)
     return dict(sorted(ends.items()))
 
 

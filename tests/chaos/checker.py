@@ -18,7 +18,8 @@ import xxhash
 from sqlalchemy import Connection, Engine, exc, inspect, text
 
 from tests.chaos.clients import FINAL, Record
-from tests.chaos.stack import ASKING, FILM, MEDIA, NOTES_OF_REQUESTS
+from tests.chaos.pipeline_files import ASKING, FILM, MEDIA
+from tests.chaos.stack import NOTES_OF_REQUESTS
 from tests.chaos.stock_clients import ANSWERED, Asked
 from tests.services.seaweedfs import SeaweedFS
 
@@ -67,6 +68,7 @@ class Checked:
     stuck: int = 0
     wasted_runs: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    versions: Counter[str] = field(default_factory=Counter)  # jobs by NAME@VERSION
     errors: Counter[str] = field(default_factory=Counter)  # codes of failed jobs
     flooded: list[tuple[str, float, str]] = field(
         default_factory=list
@@ -341,6 +343,7 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
     of_stages = {run["stage"]: run["state"] for run in runs}
     about = f"{job['id']} is {state}, its stages {of_stages}"
     checked.outcomes[state] += 1
+    checked.versions[f"{job['pipeline']}@{job['pipeline_version']}"] += 1
     checked.wasted_runs += sum(max(0, run["attempt"] - 1) for run in runs)
     if state not in FINAL:
         checked.stuck += 1
@@ -357,6 +360,9 @@ def _check_job(checked: Checked, job: Mapping[Any, Any], runs: Sequence[Mapping[
         return
     if any(each not in ("succeeded", "failed", "cancelled") for each in states):
         checked.say("job", about)
+    if {run["pipeline_digest"] for run in runs} != {job["pipeline_digest"]}:
+        files = {run["stage"]: run["pipeline_digest"] for run in runs}
+        checked.say("version", f"{about}: it is of {job['pipeline_digest']}, its stage runs of {files}")
     if not job["retries"] and len({run["turn"] for run in runs}) != 1:
         checked.say("turn", f"{about}: its stage runs have the turns {[run['turn'] for run in runs]}")
     if state == "completed":

@@ -20,7 +20,8 @@ from typing import Any
 import httpx2
 
 from omni_jobs.identity import DEFAULT_TENANT
-from tests.chaos.stack import ASKING, MAX_PAYLOAD_BYTES, TENANT_HEADER, WEIGHTS
+from tests.chaos.pipeline_files import ASKING, ECHO, MAX_PAYLOAD_BYTES
+from tests.chaos.stack import TENANT_HEADER, WEIGHTS
 
 __all__ = ["Abilities", "Client", "Clients", "Record"]
 
@@ -34,6 +35,7 @@ RETRIED = 0.3  # of those that failed or were cancelled
 DELETED = 0.01
 KEEPING = 0.3  # keep their payloads, so that they can be forked
 FORKED = 0.3  # of those, each time that it is looked at
+FORK_PATIENCE_S = 45.0  # longer than a version drains that takes jobs again, and than a server lacks its file
 FINAL = ("completed", "failed", "cancelled", "expired")
 TENANTS = (*WEIGHTS, DEFAULT_TENANT, "unknown")  # the last two have no row
 PRIORITIES = ("high", "normal", "low")
@@ -78,6 +80,7 @@ class Record:
     doubts: int = 0  # submits without an answer
     accepted_at: float = 0.0
     try_at: float = 0.0
+    give_up_at: float | None = None  # of a fork that its version does not take
     status: str = "queued"  # the last one seen
     final: dict[str, Any] | None = None  # the first final view of this generation
     cancel_at: float | None = None  # when the answer to the cancel came
@@ -221,7 +224,7 @@ class Client:
             pick.choice((0, 0.05, 0.3, pick.uniform(0, 1), pick.uniform(0, 2), pick.uniform(0, 2))) for _ in range(2)
         ]
         body = {
-            "model": "echo",
+            "model": ECHO,
             "messages": [{"role": "user", "content": text}],
             "modalities": ["text"],
             "seed": pick.randrange(2**31),
@@ -253,7 +256,7 @@ class Client:
             if record.deadline_s is not None:
                 headers["Cancel-After"] = str(record.deadline_s)
             answer = self._ask("POST", record.path, record, json=record.body, headers=headers)
-            if answer is None or answer.status_code in (429, 503) or _is_draining(answer):
+            if answer is None or answer.status_code in (429, 503) or self._comes_again(record, answer):
                 record.doubts += 1
                 record.try_at = time.monotonic() + self.random.uniform(0.2, 1.0)
                 continue
@@ -271,6 +274,17 @@ class Client:
             if answer.status_code == 200 and not record.doubts:
                 self._violation(f"submit {record.key}: 200 for a key that was never used")
             self._see(record, view)
+
+    @staticmethod
+    def _comes_again(record: Record, answer: httpx2.Response) -> bool:
+        """Whether the version takes no jobs just now, by this answer, and the client submits again later.
+
+        A job goes to the next version at last; a fork has that of its origin, and is given up.
+        """
+        if not (_is_draining(answer) or _lacks_file(answer)):
+            return False
+        record.give_up_at = record.give_up_at or time.monotonic() + FORK_PATIENCE_S
+        return record.origin is None or time.monotonic() < record.give_up_at
 
     def _fork(self, origin: Record) -> None:
         """Fork a job that has completed; the fork is submitted as other jobs are."""
@@ -296,8 +310,8 @@ class Client:
         error = answer.json()["error"]
         is_gone = answer.status_code == 404 and (origin.deleted or origin.delete_doubt)
         is_kept_no_longer = error["code"] == "conflict" and "not kept any longer" in error["message"]
-        origin.keeps_payloads = not is_kept_no_longer
-        if not (is_gone or is_kept_no_longer):
+        origin.keeps_payloads = not (is_kept_no_longer or _is_draining(answer))
+        if not (is_gone or is_kept_no_longer or _is_draining(answer)):
             self._violation(f"fork {record.key} of {origin.job_id}: answered {answer.status_code} {answer.text[:300]}")
 
     # -- observe -----------------------------------------------------------------------------
@@ -460,3 +474,11 @@ class Client:
 def _is_draining(answer: httpx2.Response) -> bool:
     """Whether a submit was refused because its version takes no new jobs, so that the client comes again later."""
     return answer.status_code == 409 and answer.json()["error"]["code"] == "version_draining"
+
+
+def _lacks_file(answer: httpx2.Response) -> bool:
+    """Whether a fork was refused by a server that has not been started again since the version of its origin is there.
+
+    Its answer tells of another file.
+    """
+    return answer.status_code == 409 and "has another file of pipeline" in answer.json()["error"]["message"]

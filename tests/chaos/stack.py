@@ -36,6 +36,7 @@ from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
+from tests.chaos.pipeline_files import ASKING, ECHO, FILM, MEDIA, OTHER_VERSION, PipelineFiles
 from tests.chaos.processes import Supervised, Supervisor
 from tests.integration.builds import EXPANDS, Build, build_tree
 from tests.services.postgres import Cluster, create_cluster
@@ -51,7 +52,6 @@ ENGINE_STALL_S = 12.0  # longer than any fault stops a worker
 STALL_AFTER_S = 20.0
 WORKERS_PER_STAGE = 2
 CABLE = ("10.213.0.1", "10.213.0.2")  # this end, the far host's
-MAX_PAYLOAD_BYTES = 2_000_000
 TENANT_HEADER = "X-Tenant"
 WEIGHTS = {"light": 0.5, "plain": 1.0, "heavy": 8.0}  # of tenants with a row; clients have others as well
 LIMITED = "light"  # the tenant of which only some jobs may run at a time
@@ -76,57 +76,6 @@ _SET_TENANT = text(
     "INSERT INTO tenants (name, weight, limits, created_at) VALUES (:name, :weight, :limits, 0)"
     " ON CONFLICT (name) DO UPDATE SET weight = excluded.weight, limits = excluded.limits"
 )
-ASKING = "asking"  # a pipeline of one remote stage, whose server echoes
-_ASKING = """
-name: asking
-version: "1"
-stages:
-  answer:
-    kind: remote
-    processor: remote_chat
-    produces: text
-    slots: 8
-    time_limit_s: 60
-    retries: {worker_lost: 100, fenced: 100, storage: 100}
-    engine: {server: echoing, model: echo, endpoint: chat, max_answer_bytes: 1048576}
-outputs:
-  text: {stage: answer}
-"""
-MEDIA, FILM = "media", "film"  # a pipeline of two stages: one answers while its text grows, the other makes a video
-_MEDIA = """
-name: media
-version: "1"
-stages:
-  reply:
-    kind: echo
-    processor: answer
-    produces: text
-    slots: 16
-    time_limit_s: 60
-    retries: {worker_lost: 100, fenced: 100, storage: 100}
-  film:
-    kind: echo
-    processor: moving_bars
-    produces: pixels
-    slots: 2
-    time_limit_s: 60
-    retries: {worker_lost: 100, fenced: 100, storage: 100}
-outputs:
-  text: {stage: reply}
-  video: {stage: film}
-"""
-_STAGE = """
-  {name}:
-    kind: echo
-    processor: echo
-    inputs: {inputs}
-    produces: {produces}
-    slots: 16
-    slots_for_high: 1
-    time_limit_s: 60
-    max_payload_bytes: {max_payload_bytes}
-    retries: {{worker_lost: 100, fenced: 100, storage: 100}}
-"""
 
 
 class StackFailed(Exception):
@@ -137,10 +86,13 @@ class StackFailed(Exception):
 class Worker:
     """One worker process. ``clock``: the file that sets its clock ahead, where it has one.
 
-    ``environment``: of its next start. ``order``: the file that tells its next step (tests.chaos.worker_app).
+    ``version``, ``environment``: of its next start. ``order``: the file that tells its next step, as
+    :mod:`tests.chaos.worker_app` has it.
     """
 
     stage: str
+    pipeline: str
+    version: str
     process: Supervised
     environment: dict[str, str]
     order: Path
@@ -193,13 +145,9 @@ class ChaosStack:
         self._later: Build | None = None
         self.is_later = False  # whether the schema is that of a later build
         self.logs = directory / "logs"
-        for folder in (self.logs, self.valkey_directory, directory / "stage_configs", directory / "run"):
+        for folder in (self.logs, self.valkey_directory, directory / "run"):
             folder.mkdir(parents=True)
-        self.other_configs = directory / "other_configs"
-        self.other_configs.mkdir()
-        for name, config in (("echo", echo_pipeline()), (ASKING, _ASKING), (MEDIA, _MEDIA)):
-            (directory / "stage_configs" / f"{name}.yaml").write_text(config)
-            (self.other_configs / f"{name}.yaml").write_text(config.replace('version: "1"', 'version: "2"'))
+        self.files = PipelineFiles(directory)
         self.objects = directory / "objects"
 
     # -- start -----------------------------------------------------------------------------
@@ -373,7 +321,7 @@ class ChaosStack:
             "broker_url": f"redis://{broker_host}:{broker_port or self.valkey_port}/0",
             "storage_url": storage,
             "storage_sync": False,  # nothing here survives the machine, and a tmpfs has nothing to sync
-            "stage_configs": self.directory / "stage_configs",
+            "stage_configs": self.files.directory,
             "spool_dir": self.directory / "run",
             "lease_s": LEASE_S,
             "heartbeat_s": 0.5,
@@ -408,23 +356,29 @@ class ChaosStack:
         self.api_urls.append(f"http://127.0.0.1:{port}")
         return self._start_omni_jobs(f"api-{number}", "api", "--port", str(port))
 
-    def _start_worker(self, stage: str, name: str, *, far: bool = False, pipeline: str = "echo") -> Worker:
+    def _start_worker(self, stage: str, name: str, *, far: bool = False, pipeline: str = ECHO) -> Worker:
         settings = self._far_settings if far else self.settings
-        config = load_pipelines(self.directory / "stage_configs")[pipeline]
-        words = worker_command(config.stage(stage), config.queue(stage), slot=f"{pipeline}.{name}@chaos")
-        words[words.index("workers.app")] = "tests.chaos.worker_app"
+        config = load_pipelines(self.files.directory)[pipeline].stage(stage)
+        prefix = ["nsenter", "-t", str(self._far_pid), "--net"] if far else []
         order = self.directory / "run" / f"order-{name}"
         environment = self._environment(settings) | POOL_ENVIRONMENT | {"CHAOS_ORDER": str(order)}
         clock = None
-        if far:
-            words = ["nsenter", "-t", str(self._far_pid), "--net", *words]
-        elif self.kind == "postgresql" and name.endswith("-1"):
+        if not far and self.kind == "postgresql" and name.endswith("-1"):
             clock = self.directory / "run" / f"clock-{name}"
             clock.write_text("+0")
             (self.directory / "run" / "sitecustomize.py").write_text(CLOCK)
             environment |= {"CHAOS_CLOCK": str(clock), "PYTHONPATH": f"{self.directory / 'run'}:{ROOT}"}
-        process = Supervised(f"worker-{name}", lambda: words, self.logs / f"worker-{name}.log", lambda: environment)
-        return Worker(stage, self.processes.add(process), environment, order, far, clock)
+
+        def command() -> list[str]:
+            queue = f"{pipeline}@{worker.version}.{stage}"
+            words = worker_command(config, queue, slot=f"{pipeline}.{name}@chaos")
+            words[words.index("workers.app")] = "tests.chaos.worker_app"
+            return [*prefix, *words]
+
+        process = Supervised(f"worker-{name}", command, self.logs / f"worker-{name}.log", lambda: environment)
+        worker = Worker(stage, pipeline, self.files.version(pipeline), process, environment, order, far, clock)
+        self.processes.add(process)
+        return worker
 
     def start_second(self, worker: Worker) -> subprocess.Popen[bytes]:
         """Another worker in the slot of this one, which nobody starts again; it ends with the stack at the latest."""
@@ -476,29 +430,20 @@ class ChaosStack:
             engine.dispose()
 
     @contextmanager
-    def paused(self, stage: str) -> Iterator[None]:
-        """A stage of echo is paused meanwhile; no doorbell tells of its end. Waits for a database that is away."""
+    def jobs(self) -> Iterator[Jobs]:
+        """What operators change and ask, past the proxy. It waits for a database that is away."""
         with closing(Database(self._url(), retry_for_s=120.0)) as database:
-            jobs = Jobs(database)
-            jobs.pause(StageId(PipelineId("echo", ""), stage))
-            try:
-                yield
-            finally:
-                jobs.resume(StageId(PipelineId("echo", ""), stage))
+            yield Jobs(database)
 
     @contextmanager
-    def draining(self, pipeline: str) -> Iterator[None]:
-        """The only version of a pipeline takes no new jobs meanwhile. Waits for a database that is away.
-
-        Raises NotFound where no server has told of it yet.
-        """
-        with closing(Database(self._url(), retry_for_s=120.0)) as database:
-            jobs = Jobs(database)
-            jobs.set_draining(f"{pipeline}@1", is_draining=True)
+    def paused(self, stage: str) -> Iterator[None]:
+        """A stage of echo is paused meanwhile; no doorbell tells of its end."""
+        with self.jobs() as jobs:
+            jobs.pause(StageId(PipelineId(ECHO, ""), stage))
             try:
                 yield
             finally:
-                jobs.set_draining(f"{pipeline}@1", is_draining=False)
+                jobs.resume(StageId(PipelineId(ECHO, ""), stage))
 
     def outlast_requests(self) -> None:
         """Make all notes of requests older than they are kept: the rescuers are to remove them."""
@@ -552,12 +497,19 @@ class ChaosStack:
     @contextmanager
     def other_file(self, worker: Worker) -> Iterator[None]:
         """The worker has another pipeline file when it starts meanwhile."""
-        right = worker.environment["OMNI_JOBS_STAGE_CONFIGS"]
-        worker.environment["OMNI_JOBS_STAGE_CONFIGS"] = str(self.other_configs)
+        right, version = worker.environment["OMNI_JOBS_STAGE_CONFIGS"], worker.version
+        worker.environment["OMNI_JOBS_STAGE_CONFIGS"], worker.version = str(self.files.other), OTHER_VERSION
         try:
             yield
         finally:
-            worker.environment["OMNI_JOBS_STAGE_CONFIGS"] = right
+            worker.environment["OMNI_JOBS_STAGE_CONFIGS"], worker.version = right, version
+
+    def answers(self, api: Supervised) -> bool:
+        """Whether an API server answers, be it that it is not ready."""
+        with suppress(httpx2.HTTPError):
+            httpx2.get(f"{self.api_urls[self.apis.index(api)]}/readyz", timeout=3.0, trust_env=False)
+            return True
+        return False
 
     def worker_ids(self) -> Mapping[int, str]:
         """Boot ids of workers with a lease, by process id."""
@@ -602,13 +554,6 @@ class ChaosStack:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def echo_pipeline() -> str:
-    """Two stages. Many retries: the faults kill workers far more often than any fleet's owner would bear."""
-    first = _STAGE.format(name="first", inputs="{}", produces="bytes", max_payload_bytes=MAX_PAYLOAD_BYTES)
-    second = _STAGE.format(name="second", inputs="{first: bytes}", produces="text", max_payload_bytes=MAX_PAYLOAD_BYTES)
-    return f'name: echo\nversion: "1"\nstages:{first}{second}\noutputs:\n  text: {{stage: second}}\n'
 
 
 def _answers(url: str) -> bool:

@@ -19,7 +19,8 @@ import httpx2
 import openai
 
 from omni_jobs.identity import DEFAULT_TENANT
-from tests.chaos.stack import FILM, MEDIA, TENANT_HEADER, WEIGHTS
+from tests.chaos.pipeline_files import FILM, MEDIA
+from tests.chaos.stack import TENANT_HEADER, WEIGHTS
 from tests.response_reader import Reader
 
 __all__ = ["Asked", "StockClients"]

@@ -50,6 +50,23 @@ def test_the_schema_goes_up_and_back_under_running_jobs(database: str, tmp_path:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_pipeline_goes_on_to_its_next_version_under_running_jobs(database: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = f"-m tests.chaos --database {database} --seed 5 --minutes 3 --each 1 --every 2 --rate 5 --json {report}"
+    only = ["--only", "upgrade", "--only", "kill_worker"]
+    done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == UNUSABLE:
+        missing(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
+    assert found["faults"]["upgrade"] >= 1
+    assert {"echo@1", "echo@2"} <= found["versions"].keys()
+
+
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_fault_is_counted_where_it_came_about(tmp_path: Path) -> None:
     report = tmp_path / "report.json"

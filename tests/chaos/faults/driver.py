@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.chaos.faults.fault import Chaos, Fault, Nothing, NotUndone, Target
@@ -126,7 +127,7 @@ class Faults(threading.Thread):
             found = {"disk": None}
         elif target == "cable" and stack.far_host:
             found = {"cable": None}
-        elif target in ("tenants", "schema"):
+        elif target in ("tenants", "versions", "schema"):
             found = {target: None}
         return found
 
@@ -144,7 +145,7 @@ class Faults(threading.Thread):
                 return False
             name = pick.choice(sorted(free))
             self.running[name] = fault.kind
-        chaos = Chaos(self._stack, self._recoveries, pick, self._stopping, self._struck_since)
+        chaos = Chaos(self._stack, self._recoveries, pick, self._stopping, self._struck_since, self._owned)
         target = free[name]
         chaos.worker = target if isinstance(target, Worker) else None
         chaos.process = target.process if isinstance(target, Worker) else target
@@ -152,6 +153,24 @@ class Faults(threading.Thread):
         self._threads.append(thread)
         thread.start()
         return True
+
+    @contextmanager
+    def _owned(self, target: str) -> Iterator[None]:
+        """A target that a fault needs beside its own; waits until no other fault has it."""
+        while not self._take(target):
+            time.sleep(0.05)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self.running[target]
+
+    def _take(self, target: str) -> bool:
+        with self._lock:
+            is_free = target not in self.running
+            if is_free:
+                self.running[target] = threading.current_thread().name  # the kind of the fault
+            return is_free
 
     def _struck_since(self, since: float) -> set[str]:
         with self._lock:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,7 @@ Target = Literal[
     "sqlite",
     "cable",
     "tenants",
+    "versions",
     "schema",
 ]
 
@@ -56,9 +57,11 @@ class Chaos:
         pick: random.Random,
         stopping: threading.Event,
         others_since: Callable[[float], set[str]],
+        owned: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self.stack = stack
         self.others_since = others_since  # what was struck since then (time.time()), or still is
+        self.owned = owned  # another target too, by its name, as soon as no fault has it
         self.recoveries = recoveries
         self.random = pick
         self._stopping = stopping
@@ -127,6 +130,15 @@ class Chaos:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def wait_gone(process: Supervised, pid: int) -> None:
+    """A process that was told to stop has a minute: a worker that is starting obeys once it has started."""
+    deadline = time.monotonic() + 60
+    while process.pid == pid and process.runs and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if process.pid == pid and process.runs:
+        raise NotUndone(f"{process.name} (pid {pid}) was told to stop and still runs after 60 s")
 
 
 @dataclass(frozen=True)

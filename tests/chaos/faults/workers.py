@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from sqlalchemy import exc
 
-from tests.chaos.faults.fault import Chaos, Nothing, NotUndone, fault
+from tests.chaos.faults.fault import Chaos, Nothing, NotUndone, fault, wait_gone
 from tests.chaos.stack import LEASE_S
 
 _REFUSED_S = 120.0  # for a second worker in a slot to see that the first one lives, while all the rest goes on
@@ -56,7 +56,7 @@ def stop_worker_briefly(chaos: Chaos) -> None:
 def drain_worker(chaos: Chaos) -> None:
     """SIGTERM of a worker: it finishes or hands back."""
     pid = chaos.victim.signal(signal.SIGTERM)
-    _wait_gone(chaos, pid)
+    wait_gone(chaos.victim, pid)
 
 
 @fault("worker")
@@ -66,7 +66,7 @@ def drain_worker_in_a_hurry(chaos: Chaos) -> None:
     chaos.wait(0.1, 0.5)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    _wait_gone(chaos, pid)
+    wait_gone(chaos.victim, pid)
 
 
 @fault("worker", weight=2)
@@ -75,14 +75,14 @@ def other_file(chaos: Chaos) -> None:
     if chaos.worker is None:
         raise RuntimeError("this fault has no worker")
     with chaos.stack.other_file(chaos.worker):
-        _wait_gone(chaos, chaos.victim.signal(signal.SIGTERM))
+        wait_gone(chaos.victim, chaos.victim.signal(signal.SIGTERM))
         deadline = time.monotonic() + 30
         while not _serves(chaos) and time.monotonic() < deadline and not chaos.stopping:
             chaos.wait(0.2)
         serves = _serves(chaos)
         chaos.wait(4, 12)
         serves = serves and not chaos.stopping  # for long enough to be seen
-    _wait_gone(chaos, chaos.victim.signal(signal.SIGTERM))
+    wait_gone(chaos.victim, chaos.victim.signal(signal.SIGTERM))
     if not serves:
         raise Nothing("the worker did not come to serve with the other file")
 
@@ -92,15 +92,6 @@ def _serves(chaos: Chaos) -> bool:
     with suppress(exc.DBAPIError):
         return chaos.victim.pid in chaos.stack.worker_ids()
     return False
-
-
-def _wait_gone(chaos: Chaos, pid: int) -> None:
-    """A worker that was told to stop has a minute: one that is starting obeys once it has started."""
-    deadline = time.monotonic() + 60
-    while chaos.victim.pid == pid and chaos.victim.runs and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if chaos.victim.pid == pid and chaos.victim.runs:
-        raise NotUndone(f"{chaos.victim.name} (pid {pid}) was told to stop and still runs after 60 s")
 
 
 @fault("worker", weight=2)
