@@ -256,6 +256,9 @@ FdOption = Annotated[
 PlugsFdOption = Annotated[
     int | None, typer.Option("--plugs-fd", help="Ask the supervisor of an embedded stack through this socket.")
 ]
+BeatFileOption = Annotated[
+    Path, typer.Option("--file", envvar="OMNI_JOBS_BEAT_FILE", help="The file that the process touches.")
+]
 BeatsWithinOption = Annotated[
     float, typer.Option("--within", min=1, help="How many seconds old the last beat may be.", show_default=True)
 ]
