@@ -69,10 +69,13 @@ class BackupManifest(BaseModel):
 
 
 def object_refs(directory: Path) -> Iterator[ObjectRef]:
-    """Yield the object refs of a backup."""
+    """Yield the object refs of a backup. Raises Conflict for a line that is none."""
     with (directory / OBJECT_REFS).open("rb") as lines:
-        for line in lines:
-            yield ObjectRef.model_validate_json(line)
+        for number, line in enumerate(lines, 1):
+            try:
+                yield ObjectRef.model_validate_json(line)
+            except ValidationError:
+                raise Conflict(f"{directory / OBJECT_REFS} is damaged: line {number} is no object's") from None
 
 
 def digest_of(path: Path) -> str:

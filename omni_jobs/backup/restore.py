@@ -9,7 +9,7 @@ from sqlalchemy import URL, delete
 
 from omni_jobs.backup import postgresql_dump, sqlite_copy
 from omni_jobs.backup.make import batches
-from omni_jobs.backup.manifest import OBJECTS, BackupManifest, OnProgress, digest_of, object_refs
+from omni_jobs.backup.manifest import OBJECT_REFS, OBJECTS, BackupManifest, OnProgress, digest_of, object_refs
 from omni_jobs.database.database import REVISION, Database
 from omni_jobs.database.seen_tables import DeleteHoldRow
 from omni_jobs.errors import Conflict, ObjectMissing
@@ -70,6 +70,9 @@ def _check(manifest: BackupManifest, database: Database, directory: Path) -> Non
         raise Conflict("the database is not empty: restore into an empty one, before omni-jobs migrate")
     if digest_of(directory / manifest.database_file) != manifest.database_digest:
         raise Conflict(f"{directory / manifest.database_file} is damaged: its digest is not that of the manifest")
+    listed = sum(1 for _ in object_refs(directory))
+    if listed != manifest.objects:
+        raise Conflict(f"{directory / OBJECT_REFS} is damaged: it lists {listed:,} of {manifest.objects:,} objects")
 
 
 def _put_objects(

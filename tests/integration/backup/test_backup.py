@@ -278,6 +278,11 @@ def test_what_is_refused(one: Database, new_database: NewDatabase, tmp_path: Pat
     refused("it is a backup of", database="postgresql" if one.dialect == "sqlite" else "sqlite")
     refused("not what this version writes: format", format="omni-jobs backup 2")
     refused("is damaged", database_digest=f"xxh3:{'0' * 32}")
+    listed = (backup / "objects.jsonl").read_text()
+    for damaged, match in (("", "it lists 0 of 1 objects"), (f"{listed}\0\0", "line 2 is no object's")):
+        (backup / "objects.jsonl").write_text(damaged)
+        refused(match)
+    (backup / "objects.jsonl").write_text(listed)
     (backup / "backup.json").write_text(json.dumps(manifest))
     store.put(payload_key("job-other", "first", 1), [b"x"])
     refused("the object store is not empty")
