@@ -73,12 +73,12 @@ def act_on_each(ids: Sequence[str], act: Callable[[str], object]) -> None:
 
 
 def exit_code(error: OmniJobsError) -> int:
-    """Return the exit code for an error: NOT_FOUND, USAGE, UNREACHABLE for those of HTTP status 503, else FAILED."""
+    """Return the exit code for an error: NOT_FOUND, USAGE, UNREACHABLE for a 503 that passes, else FAILED."""
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     if isinstance(error, InvalidRequest):
         return Exit.USAGE
-    return Exit.UNREACHABLE if error.http_status == 503 else Exit.FAILED
+    return Exit.UNREACHABLE if error.http_status == 503 and error.retryable else Exit.FAILED
 
 
 def exit_code_of_job(status: JobState) -> int:

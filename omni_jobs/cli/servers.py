@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from omni_jobs.cli import options
-from omni_jobs.cli.exits import notice, raised_signals
+from omni_jobs.cli.exits import Exit, notice, raised_signals
 from omni_jobs.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -185,7 +185,10 @@ def api(
     # All threads wait while the collector runs: it skips all that is loaded now, and looks at large bodies less often.
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
-    server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
+    try:
+        server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
+    except SystemExit as ended:  # uvicorn has logged why, and its code of a failed start means another thing here
+        raise SystemExit(Exit.FAILED if ended.code else 0) from None
 
 
 def worker(

@@ -1,7 +1,9 @@
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +19,9 @@ from typer.testing import CliRunner, Result
 from omni_jobs.broker import worker_command as worker_command_module
 from omni_jobs.cli import Exit, app
 from omni_jobs.cli.checkpoints import chosen_pipelines
+from omni_jobs.cli.exits import exit_code
 from omni_jobs.client import repeats
-from omni_jobs.errors import ConfigError
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, ModelMissing, PluginBroken, ServerBusy, VersionChanged
 from omni_jobs.settings import Settings
 
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
@@ -124,6 +127,22 @@ def test_check_refuses_two_files_of_one_version(tmp_path: Path) -> None:
     result = run("pipelines", "check", str(CONFIGS / "echo.yaml"), str(tmp_path / "other.yaml"))
     assert result.exit_code == 1
     assert f"{tmp_path / 'other.yaml'}: version: {CONFIGS / 'echo.yaml'} is version 1 of echo already" in result.output
+
+
+def test_a_503_that_does_not_pass_is_no_server_that_does_not_answer() -> None:
+    """Otherwise a script that tries again at 3 tries for ever."""
+    lasting = (VersionChanged, PluginBroken, ModelMissing)
+    assert {exit_code(kind("no")) for kind in lasting} == {Exit.FAILED}
+    assert {exit_code(kind("no")) for kind in (DatabaseUnavailable, ServerBusy)} == {Exit.UNREACHABLE}
+
+
+def test_an_api_whose_port_is_taken_has_failed_to_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "omni_jobs.cli", "api", "--port", str(taken.getsockname()[1])]
+        environment = os.environ | {"OMNI_JOBS_DATA_DIR": str(tmp_path / "data")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "error while attempting to bind on address" in done.stdout + done.stderr
+    assert done.returncode == Exit.FAILED
 
 
 def test_a_worker_of_a_pipeline_that_is_not_served_starts(monkeypatch: pytest.MonkeyPatch) -> None:
