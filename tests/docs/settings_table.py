@@ -178,7 +178,8 @@ def meaning_of(comment: str) -> str:
     """A comment for readers who set variables: these have no None, and names of their own."""
     text = _escaped(re.sub(r"\bNone:", "Unset:", comment))
     names = sorted((name for name in Settings.model_fields if "_" in name), key=len, reverse=True)
-    return re.sub(rf"(?<![\w./])({'|'.join(names)})(?![\w])", lambda found: f"`{variable(found[0])}`", text)
+    fields_or_name = rf"\\{{.*?\\}}|(?<![\w./])({'|'.join(names)})(?![\w])"  # the fields of a value are no variables
+    return re.sub(fields_or_name, lambda found: f"`{variable(found[1])}`" if found[1] else found[0], text)
 
 
 def _escaped(text: str) -> str:
@@ -201,6 +202,8 @@ def type_of(name: str, field: FieldInfo) -> str:
         return _number("number" if kind is float else "whole number", bounds)
     if name.endswith("_url"):
         return "URL"
+    if name.endswith(("_certificate", "_key", "_file")) and kind is Path:
+        return "file"
     return {bool: "`true` or `false`", Path: "directory", str: "text", SecretStr: "text"}[kind]
 
 
