@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,17 +30,15 @@ def doctor(only: options.ExaminationsOption = None, as_json: options.JsonOption 
       omni-jobs doctor --only database --only broker
       omni-jobs doctor --json
     """
-    from omni_jobs.doctor import EXAMINATIONS, examine
-    from omni_jobs.logs.secrets import know_secrets
-    from omni_jobs.settings import read_settings
+    from omni_jobs.doctor import EXAMINATIONS
+    from omni_jobs.stack.child import UMASK
 
     unknown = set(only or ()) - EXAMINATIONS.keys()
     if unknown:
         raise typer.BadParameter(f"{min(unknown)!r} is none of {', '.join(EXAMINATIONS)}", param_hint="--only")
-    settings = read_settings()
-    know_secrets(settings)
+    os.umask(UMASK)  # a directory of objects that it makes is as private as a server's
     found: list[Finding] = []
-    for finding in examine(settings, only or tuple(EXAMINATIONS)):
+    for finding in _findings(only or tuple(EXAMINATIONS)):
         found.append(finding)
         if not as_json:
             _show(finding)
@@ -48,6 +48,23 @@ def doctor(only: options.ExaminationsOption = None, as_json: options.JsonOption 
         show_json(found)
     if any(finding.state == "error" for finding in found):
         raise typer.Exit(Exit.FAILED)
+
+
+def _findings(names: Collection[str]) -> Iterator[Finding]:
+    """Yield what is found; of settings that no process would start with, that alone."""
+    from omni_jobs.doctor import Finding, examine
+    from omni_jobs.errors import ConfigError
+    from omni_jobs.logs.secrets import know_secrets
+    from omni_jobs.settings import read_settings
+
+    try:
+        settings = read_settings()
+    except ConfigError as error:
+        remedy = "correct the variable or its file (docs/settings.md), and run this again: nothing else was looked at"
+        yield Finding(about="settings", state="error", message=str(error), remedy=remedy)
+        return
+    know_secrets(settings)
+    yield from examine(settings, names)
 
 
 def _show(finding: Finding) -> None:

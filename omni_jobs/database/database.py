@@ -268,10 +268,10 @@ class Database:
                 names = self.table_names(connection)
                 revision, reason = self._schema(connection, names)
         except exc.DBAPIError as error:
-            because = self._backend.refusal(error) or str(error)
+            because = self._backend.refusal(error) or str(error.orig)
             raise DatabaseUnavailable("the database does not answer", because=because) from error
         except exc.TimeoutError as error:
-            raise DatabaseUnavailable("the database does not answer", because=str(error)) from error
+            raise DatabaseUnavailable("no database connection became free") from error
         if is_read_only:
             close_pool(self._engine)
             raise DatabaseUnavailable("the database takes no writes: it is a replica, or set to be read-only")

@@ -5,7 +5,7 @@ from typing import Final
 
 from omni_jobs.doctor import host, models, services, tls
 from omni_jobs.doctor.finding import Finding
-from omni_jobs.errors import OmniJobsError
+from omni_jobs.errors import OmniJobsError, StorageFull
 from omni_jobs.settings import Settings
 
 EXAMINATIONS: Final[Mapping[str, Callable[[Settings], Iterator[Finding]]]] = {
@@ -22,7 +22,8 @@ EXAMINATIONS: Final[Mapping[str, Callable[[Settings], Iterator[Finding]]]] = {
 """The examinations by name, in their order."""
 
 _REMEDIES: Final = {
-    "database": "start it, or correct OMNI_JOBS_DATABASE_URL; a new database is made by omni-jobs migrate",
+    "database": "start it, or correct OMNI_JOBS_DATABASE_URL, its schema (docs/operations/upgrade.md) or, if it takes "
+    "no writes, the rights to its files or tables; omni-jobs migrate makes a new database",
     "broker": "start it, or correct OMNI_JOBS_BROKER_URL",
     "storage": "start it, or correct OMNI_JOBS_STORAGE_URL; omni-jobs storage prepare makes the bucket or directory",
     "tls": "give the API a certificate that can be used: docs/operations/tls.md",
@@ -30,9 +31,11 @@ _REMEDIES: Final = {
     "cards": "restart the host if its driver was just updated: docs/operations/gpus.md",
 }
 
+_NO_ROOM: Final = "free the disk (docs/operations/disk.md), or lower OMNI_JOBS_MIN_FREE_BYTES"
+
 
 def examine(settings: Settings, names: Collection[str] = tuple(EXAMINATIONS)) -> Iterator[Finding]:
-    """Yield what the examinations of these names find, as they find it. What one raises is an error it found."""
+    """Yield what the examinations of these names find, as they find it. What one raises is an error that it found."""
     for name in EXAMINATIONS:
         if name not in names:
             continue
@@ -40,4 +43,5 @@ def examine(settings: Settings, names: Collection[str] = tuple(EXAMINATIONS)) ->
             yield from EXAMINATIONS[name](settings)
         except (OmniJobsError, OSError) as error:
             message, *_ = str(error).splitlines()  # a driver adds advice of its own
-            yield Finding(about=name, state="error", message=message, remedy=_REMEDIES.get(name))
+            remedy = _NO_ROOM if isinstance(error, StorageFull) else _REMEDIES.get(name)
+            yield Finding(about=name, state="error", message=message, remedy=remedy)

@@ -14,6 +14,7 @@ from omni_jobs.cards import cards_of_host
 from omni_jobs.doctor.finding import Finding
 from omni_jobs.logs.secrets import without_secrets
 from omni_jobs.settings import Settings, unknown_variables
+from omni_jobs.stack.data_directory import is_refused
 
 _FILES: Final = 4096  # that a process should be able to open: an API server's connections, an engine's files
 _FREE_BYTES: Final = 5 << 30  # for a checkpoint's compiled kernels, uploads and logs
@@ -53,7 +54,15 @@ def files(settings: Settings) -> Iterator[Finding]:
 
 
 def disk(settings: Settings) -> Iterator[Finding]:
-    """Look at the room for data, for files of the moment, and in the memory that processes share."""
+    """Look at the room for data, for files of the moment, and in the memory that processes share.
+
+    Also at who may enter the data directory, where a process has it.
+    """
+    data_dir = settings.data_dir.expanduser().resolve()
+    if (settings.database_url is None or settings.storage_url is None) and is_refused(data_dir):
+        message = f"{data_dir} is open to other users, or belongs to one: no process starts with it"
+        remedy = "close it (chown, chmod 700), or choose another directory by OMNI_JOBS_DATA_DIR"
+        yield Finding(about="disk", state="error", message=message, remedy=remedy)
     wanted = {
         settings.data_dir.expanduser(): max(_FREE_BYTES, settings.min_free_bytes),
         Path(tempfile.gettempdir()): _FREE_BYTES,

@@ -53,7 +53,7 @@ def make_private(path: Path) -> None:
     why = "and belongs to another user"
     if os.geteuid() in (0, status.st_uid):
         why = "and holds other things than a stack's"
-        if not any(path.iterdir()) or any((path / name).exists() for name in ("stack.lock", "omni-jobs.sqlite")):
+        if _is_of_a_stack(path):
             path.chmod(0o700)
             if not path.stat().st_mode & 0o077:
                 return
@@ -62,6 +62,18 @@ def make_private(path: Path) -> None:
         f"the data directory {path} is open to other users (mode {status.st_mode & 0o7777:o}) {why}: "
         f"close it with chmod 700, or choose another --data-dir"
     )
+
+
+def is_refused(path: Path) -> bool:
+    """Return whether ``make_private`` would refuse a data directory as it is, and change nothing."""
+    if not path.exists() or not path.stat().st_mode & 0o077:
+        return False
+    return os.geteuid() not in (0, path.stat().st_uid) or not _is_of_a_stack(path)
+
+
+def _is_of_a_stack(path: Path) -> bool:
+    """Return whether a directory is empty, or has a stack's files."""
+    return not any(path.iterdir()) or any((path / name).exists() for name in ("stack.lock", "omni-jobs.sqlite"))
 
 
 class DataDirectory:

@@ -79,6 +79,36 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert (files["state"], files["figures"]) == ("warning", {"most": 1024})
 
 
+def test_settings_that_no_process_starts_with(tmp_path: Path) -> None:
+    (empty := tmp_path / "url").touch()
+    for variables in ({"OMNI_JOBS_LEASE_S": "soon"}, {"OMNI_JOBS_DATABASE_URL_FILE": str(empty)}):
+        code, [found] = doctor({"OMNI_JOBS_DATA_DIR": str(tmp_path), **variables})
+        assert (code, found["about"], found["state"], bool(found["remedy"])) == (1, "settings", "error", True)
+        assert next(iter(variables)) in found["message"]
+
+
+def test_what_it_makes_in_a_new_data_directory_is_private(tmp_path: Path) -> None:
+    """Otherwise migrate, which comes next, refuses the directory."""
+    new = tmp_path / "new"
+    doctor({"OMNI_JOBS_DATA_DIR": str(new)}, "--only", "storage", "--only", "database")
+    assert new.stat().st_mode & 0o077 == 0
+
+
+def test_a_data_directory_that_processes_refuse(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    for is_refused in (False, True):
+        code, found = doctor({"OMNI_JOBS_DATA_DIR": str(data)}, "--only", "disk")
+        assert (code, found[0]["state"] == "error") == (int(is_refused), is_refused)
+        (data / "something").touch()
+
+
+def test_no_room_is_no_question_of_the_url(tmp_path: Path) -> None:
+    full = {"OMNI_JOBS_DATA_DIR": str(tmp_path), "OMNI_JOBS_MIN_FREE_BYTES": str(1 << 60)}
+    _, [found] = doctor(full, "--only", "storage")
+    assert found["remedy"].startswith("free the disk")
+
+
 def test_one_examination_alone(tmp_path: Path) -> None:
     code, found = doctor({"OMNI_JOBS_DATA_DIR": str(tmp_path)}, "--only", "storage")
     assert (code, [each["about"] for each in found]) == (0, ["storage"])
