@@ -85,10 +85,17 @@ def test_every_worker_on_a_gpu_runs_on_the_cpu_as_well() -> None:
     for name, given in override.items():
         assert (given["image"], given["runtime"]) == ("omni-jobs-worker-cpu-torch", "!reset"), name
         if name != "worker-image":
-            assert given["environment"] == {"OMNI_JOBS_DEVICE": "cpu", "NVIDIA_VISIBLE_DEVICES": "!reset"}, name
+            assert given["environment"] == {"OMNI_JOBS_DEVICE": "cpu", "NVIDIA_VISIBLE_DEVICES": ""}, name
     arguments = override["worker-image"]["build"]["args"]
     assert arguments.keys() <= set(re.findall(r"(?m)^ARG (\w+)", DOCKERFILE))
     assert f" AS {arguments['WORKER_PACKAGES']}\n" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_nothing_is_reset_through_an_anchor(name: str) -> None:
+    """Compose looks for !reset in what a service says itself."""
+    anchored = re.findall(r"(?m)^x-.*(?:\n .*)*", (ROOT / name).read_text())
+    assert [each for each in anchored if "!reset" in each] == []
 
 
 def test_prometheus_asks_every_process_that_has_metrics() -> None:
