@@ -128,7 +128,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         # A second Ctrl-C does not end the removal.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        if trial.started and any(step.error for step in trial.steps):
+        if any(step.error for step in trial.steps) and deployment.containers():
             _keep_logs(deployment, work)
         _remove((further, deployment), work, given.keep)
     found = report(trial, versions, sizes, time.monotonic() - began)

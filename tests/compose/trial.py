@@ -436,6 +436,9 @@ class Trial:
             with self.step(f"docker compose config with {path.name}") as facts:
                 found = self.deployment.configuration("--file", "docker-compose.yml", "--file", path.name)
                 facts["services"] = len(found["services"])
+                left = [name for name, service in found["services"].items() if service.get("runtime")]
+                if path.name in {"compose.cdi.yml", "compose.cpu.yml"} and left:
+                    raise TrialError(f"these still ask for NVIDIA's runtime: {', '.join(left)}")
         for page in ("compose.md", "several-hosts.md", "gpus.md"):
             with self.step(f"overrides of {page}") as facts:
                 facts["overrides"] = self._overrides(page)
