@@ -117,14 +117,14 @@ def test_the_jobs_of_a_system_at_work_go_on_where_it_is_restored(
         stack.close()
     manifest = json.loads(out)
     assert (manifest["jobs"], manifest["revision"], manifest["missing"]) == (4, REVISION, [])
-    assert manifest["objects"] == 3
+    assert manifest["objects"] in (3, 4)  # also the payload of the one that ran, if that was slower than its stage
 
     url = new_database("to")
     (tmp_path / "to").mkdir(mode=0o700)
     restore = command(tmp_path / "to", url, "restore", str(tmp_path / "backup"), "--json")
     out, err = restore.communicate(timeout=60)
     assert restore.returncode == 0, err
-    assert json.loads(out) == {"jobs": 4, "put": 3, "missing": [], "schema": REVISION}
+    assert json.loads(out) == {"jobs": 4, "put": manifest["objects"], "missing": [], "schema": REVISION}
     again = command(tmp_path / "to", url, "restore", str(tmp_path / "backup"))
     assert (again.communicate(timeout=60)[1], again.returncode) == (
         "omni-jobs: the database is not empty: restore into an empty one, before omni-jobs migrate\n",
