@@ -166,6 +166,8 @@ class Deployment:
         words = ["docker", "run", "--rm", "--user=0", "--network=none", f"--volume={self._models}:/models"]
         words += [f"omni-jobs-worker-cpu-torch:{TAG}", "python", "-m", module, f"/models/{pipeline}"]
         self.engine.run(words, self.directory)
+        for path in (self._models / pipeline).rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # the workers' user is another
 
     @property
     def _tls(self) -> Path:
