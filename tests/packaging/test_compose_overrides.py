@@ -91,6 +91,14 @@ def test_every_worker_on_a_gpu_runs_on_the_cpu_as_well() -> None:
     assert f" AS {arguments['WORKER_PACKAGES']}\n" in DOCKERFILE
 
 
+@pytest.mark.parametrize("name", ["docker-compose.yml", *OVERRIDES])
+def test_a_container_that_cannot_be_written_gets_configs_of_files_alone(name: str) -> None:
+    """Compose copies inline content into a container, and refuses that where the file system is read-only."""
+    for service, given in services(name).items():
+        for config in given.get("configs", []) if given.get("read_only") else []:
+            assert "file" in read(name)["configs"][config["source"]], service
+
+
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_nothing_is_reset_through_an_anchor(name: str) -> None:
     """Compose looks for !reset in what a service says itself."""
@@ -125,5 +133,5 @@ def test_the_api_believes_the_proxy_alone() -> None:
     assert (api["networks"], proxy["networks"]) == (["default", "front"], ["front"])
     (shown,) = re.findall(r"(?ms)^```nginx\n(.*?)^```", PAGES["docs/operations/proxy.md"])
     asked = set(re.findall(r"(?m)^ *((?:client_|proxy_)(?!pass).*?);", shown))
-    content = override["configs"]["proxy"]["content"].replace("$$", "$")
+    content = (ROOT / override["configs"]["proxy"]["file"]).read_text()
     assert asked == set(re.findall(r"(?m)^ *((?:client_|proxy_)(?!pass).*?);", content))
