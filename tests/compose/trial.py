@@ -306,7 +306,11 @@ class Trial:
         files = options("compose.tls.yml")
         with self.step("compose.tls.yml: jobs by https") as facts:
             authority = deployment.make_certificate()
-            deployment.compose(*files, "up", "--detach", "--wait", "api", "proxy")
+            try:
+                deployment.compose(*files, "up", "--detach", "--wait", "api", "proxy")
+            except EngineError as error:
+                said = deployment.compose(*files, "logs", "--no-color", "proxy", check=False).stdout
+                raise EngineError(f"{error}\n{said[-2000:]}") from error
             self.client = Client(f"https://127.0.0.1:{deployment.tls_port}", plain.key, authority)
             load = self._load([speech(), *map(echo, range(ECHO_JOBS))])
             self._judge(load.end(), facts)
