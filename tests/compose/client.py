@@ -85,6 +85,11 @@ class Client:
                 self.errors[type(getattr(error, "reason", error)).__name__] += 1
             time.sleep(0.3)
 
+    def headers(self, path: str) -> Mapping[str, str]:
+        """Return the headers of an answer, by names in small letters."""
+        with urllib.request.urlopen(self.url + path, timeout=CALL_S, context=self._trust) as answer:
+            return {name.lower(): value for name, value in answer.headers.items()}
+
     def call(self, method: str, path: str, body: Json | None = None, **headers: str) -> Json:
         """Return an answer's JSON."""
         return dict(json.loads(self.raw(method, path, body, **headers)))
