@@ -128,7 +128,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         # A second Ctrl-C does not end the removal.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        if any(step.error for step in trial.steps) and deployment.containers():
+        if any(step.error for step in trial.steps):
             _keep_logs(deployment, work)
         _remove((further, deployment), work, given.keep)
     found = report(trial, versions, sizes, time.monotonic() - began)
@@ -169,6 +169,8 @@ def _keep_logs(deployment: Deployment, work: Path) -> None:
     """Write the containers' logs beside the work, which is removed."""
     path = work.with_name(f"{work.name}.log")
     said = deployment.compose("--profile", "*", "logs", "--no-color", "--timestamps", check=False).stdout
+    if not said:  # nothing was started
+        return
     path.write_text(said, encoding="utf-8")
     print(f"the containers' logs are in {path}", file=sys.stderr)
 
