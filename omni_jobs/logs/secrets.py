@@ -8,7 +8,7 @@ each form's repetitions are bounded, and ``line_filter`` cuts the text first.
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -54,8 +54,9 @@ _SIGNS: Final = (
 """A text without any of these has no form in it, unless it is long. Nearly all are such."""
 _FOREIGN = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|HEADERS", re.IGNORECASE)
 _NOTHING = re.compile(r"(?!)")
+_LIKE_A_NAME = re.compile(r"[\w-]+", re.ASCII)
 _known: set[str] = set()
-_any_known = _NOTHING
+_any_like_a_name = _any_other = _NOTHING  # of those that are known
 
 
 def mask_keys(text: str) -> str:
@@ -65,28 +66,28 @@ def mask_keys(text: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Return the text without the secrets in it, also where they are escaped as in a URL."""
-    text = _without_known(text)
     if len(text) < _OF_A_MEDIUM and not any(map(text.casefold().__contains__, _SIGNS)):
-        return text
-    text = plain = _without_forms(text)
+        return _any_like_a_name.sub(_GONE, _any_other.sub(_GONE, text))
+    text = plain = _without_known_and_forms(text)
     for _ in range(_MOST_ESCAPES):
         if "%" not in plain or (unescaped := unquote(plain)) == plain:
             break
-        plain = _without_known(_without_forms(unescaped))
+        plain = _without_known_and_forms(unescaped)
         if plain != unescaped:
             text = quote(plain, safe="/?&=…:@ ,;'\"()[]{}")
     return text
 
 
-def _without_forms(text: str) -> str:
-    text = mask_keys(text)
+def _without_known_and_forms(text: str) -> str:
+    """Return the text without known secrets and forms.
+
+    A form may take a part of a known secret, such as that before a blank, so those are taken out first. One like a name
+    comes last: a password ``secret`` would hide that ``aws_secret_access_key`` stands before another secret.
+    """
+    text = mask_keys(_any_other.sub(_GONE, text))
     for form, rest in _FORMS:
         text = form.sub(rest, text)
-    return text
-
-
-def _without_known(text: str) -> str:
-    return _any_known.sub(_GONE, text)
+    return _any_like_a_name.sub(_GONE, text)
 
 
 def know_secrets(settings: Settings) -> None:
@@ -109,14 +110,19 @@ def know(secrets: Iterable[str]) -> None:
 
     A short one may be a word: within a longer word it stays.
     """
-    global _any_known
+    global _any_like_a_name, _any_other
     for secret in secrets:
         if len(secret) >= _SHORTEST:
             _known.update((secret, quote(secret, safe=""), json.dumps(secret)[1:-1]))
-    longest_first = [re.escape(each) for each in sorted(_known, key=len, reverse=True)]
+    like_names = {each for each in _known if _LIKE_A_NAME.fullmatch(each)}
+    _any_like_a_name, _any_other = _any_of(like_names), _any_of(_known - like_names)
+
+
+def _any_of(secrets: Collection[str]) -> re.Pattern[str]:
+    longest_first = [re.escape(each) for each in sorted(secrets, key=len, reverse=True)]
     no_words = [each for each in longest_first if len(each) >= _NO_WORD]
     words = [rf"(?<![A-Za-z0-9]){each}(?![A-Za-z0-9])" for each in longest_first if len(each) < _NO_WORD]
-    _any_known = re.compile("|".join([*no_words, *words])) if _known else _NOTHING
+    return re.compile("|".join([*no_words, *words])) if secrets else _NOTHING
 
 
 def _of_url(url: str) -> list[str]:

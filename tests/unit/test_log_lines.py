@@ -100,6 +100,11 @@ def test_a_secret_is_known_by_its_form(text: str) -> None:
     assert SECRET not in line_of(text)
 
 
+def test_a_password_that_is_a_word_hides_no_name_that_tells_of_another_secret() -> None:
+    know(["secret"])
+    assert line_of(f"aws_secret_access_key = {SECRET}, said secret") == "aws_…_access_key = … said …"
+
+
 def test_a_secret_of_the_settings_is_known_by_itself() -> None:
     settings = Settings(
         database_url="postgresql://omni:p%40ss-w0rd@db/omni", broker_url=SecretStr("redis://:hunter2x@b")

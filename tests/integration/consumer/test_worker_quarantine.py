@@ -18,14 +18,15 @@ def test_the_culprit_is_quarantined_and_its_neighbours_complete(
     try:
         worker, _ = stack.start("first", "second")
         culprit = stack.submit("culprit", first={"delay_s": 30})
-        neighbours = [stack.submit(f"neighbour {n}", first={"delay_s": 2}) for n in range(NEIGHBOURS)]
+        neighbours = [stack.submit(f"neighbour {n}", first={"delay_s": 4}) for n in range(NEIGHBOURS)]
         kills, beside = 0, []
         while not stack.jobs.get(culprit).status.is_final:
             run = stack.until(lambda: _runs_or_ended(stack, culprit), 60)
             if run == "ended":
                 break
-            others = [stack.jobs.get(job_id).stages[0].status for job_id in neighbours]
-            beside.append(others.count(StageRunState.RUNNING))
+            if not beside:  # the culprit was there a moment before them
+                stack.until(lambda: _running(stack, neighbours) or None, 60)
+            beside.append(_running(stack, neighbours))
             worker.stop(signal.SIGKILL)
             kills += 1
             worker = stack.launch("first", worker.slot)
@@ -49,3 +50,8 @@ def _runs_or_ended(stack: EchoStack, job_id: str) -> str | None:
         return "ended"
     run = view.stages[0]
     return "running" if run.status is StageRunState.RUNNING and run.progress else None
+
+
+def _running(stack: EchoStack, job_ids: list[str]) -> int:
+    """How many of these jobs run their first stage."""
+    return [stack.jobs.get(job_id).stages[0].status for job_id in job_ids].count(StageRunState.RUNNING)
