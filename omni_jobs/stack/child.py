@@ -58,7 +58,7 @@ class Child:
     directory: Path  # the process works in it
     log: Path
     pass_fds: Sequence[int] = ()  # the process inherits these
-    pipeline: str | None = None  # that of a worker; None for the children that all pipelines need
+    pipeline: str | None = None  # the label of a worker's; None for the children that all pipelines need
     state: ChildState = field(default=ChildState.WAITING, init=False)
     restarts: int = field(default=0, init=False)
     restart_at: float = field(default=0.0, init=False)  # of one in RESTARTING: its next start, by time.monotonic()

@@ -182,9 +182,9 @@ class EmbeddedStack:
 
     @property
     def served(self) -> list[str]:
-        """The names of the pipelines whose workers run."""
+        """The pipelines whose workers run, by label."""
         given_up = {child.pipeline for child in self._children if child.state is ChildState.FAILED}
-        return [pipeline.name for pipeline in self._pipelines.values() if pipeline.name not in given_up]
+        return [label for label in self._pipelines if label not in given_up]
 
     def children(self) -> list[ChildView]:
         """Return a snapshot of every child, Valkey first; none before ``start``. Any thread may call this."""
@@ -277,7 +277,7 @@ class EmbeddedStack:
             for stage, config in pipeline.stages.items():
                 name, slot = f"worker {label}.{stage}", f"{label.replace('@', '-')}.{stage}-1@%h"
                 commands[name] = worker_command(config, pipeline.queue(stage), slot=slot), for_workers
-                pipeline_of[name] = pipeline.name
+                pipeline_of[name] = label
         return [
             Child(
                 name,
