@@ -126,9 +126,8 @@ class Pipelines(dict[str, Pipeline]):
         if pipeline is None:
             known = ", ".join(self) or "none"
             raise NotFound(f"unknown pipeline {reference!r}; this server serves: {known}", field=field)
-        if (
-            error := self._broken.get(pipeline.reference)
-        ) is not None:  # kept, so each caller gets one of its own to raise
+        error = self._broken.get(pipeline.reference)
+        if error is not None:  # it is kept, so each caller gets one of its own to raise
             raise PluginBroken(error.message, field=error.field, file=error.file, line=error.line)
         return pipeline
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,33 +38,30 @@ def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_the_schema_goes_up_and_back_under_running_jobs(database: str, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    words = f"-m tests.chaos --database {database} --seed 5 --minutes 3 --each 1 --every 2 --rate 5 --json {report}"
-    only = ["--only", "migrate", "--only", "kill_worker"]
-    done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode == UNUSABLE:
-        missing(done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(report.read_text())
-    assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
-    assert found["faults"]["migrate"] >= 1
+    report_under(database, "migrate", tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(580)
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_pipeline_goes_on_to_its_next_version_under_running_jobs(database: str, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+    found = report_under(database, "upgrade", tmp_path)
+    assert {"echo@1", "echo@2"} <= found["versions"].keys()
+
+
+def report_under(database: str, fault: str, directory: Path) -> dict[str, Any]:
+    """Return the report of three minutes under this fault and kills of workers, which lose and double nothing."""
+    report = directory / "report.json"
     words = f"-m tests.chaos --database {database} --seed 5 --minutes 3 --each 1 --every 2 --rate 5 --json {report}"
-    only = ["--only", "upgrade", "--only", "kill_worker"]
+    only = ["--only", fault, "--only", "kill_worker"]
     done = subprocess.run([sys.executable, *words.split(), *only], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == UNUSABLE:
         missing(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(report.read_text())
+    found: dict[str, Any] = json.loads(report.read_text())
     assert (found["lost"], found["doubled"], found["stuck"], found["violations"]) == (0, 0, 0, [])
-    assert found["faults"]["upgrade"] >= 1
-    assert {"echo@1", "echo@2"} <= found["versions"].keys()
+    assert found["faults"][fault] >= 1
+    return found
 
 
 @pytest.mark.long

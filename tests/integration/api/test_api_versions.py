@@ -101,6 +101,8 @@ def test_every_view_goes_by_the_version_that_takes_jobs(api: ApiServer) -> None:
     for params in ({}, {"version": "1"}):
         retry = api.http.post(f"/v1/jobs/{job_id}/retry", params=params)
         assert (retry.status_code, retry.json()["error"]["code"]) == (409, "version_draining")
+    many = api.http.post("/v1/jobs/retry", json={"status": "cancelled"}).json()
+    assert (many["changed"], [each["code"] for each in many["skipped"]]) == (0, ["version_draining"])
     assert api.http.get(f"/v1/jobs/{job_id}").json()["status"] == "cancelled"
 
 
