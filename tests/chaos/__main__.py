@@ -124,12 +124,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--each", type=int, metavar="N", help="stop once each kind of fault came about N times; default: as time allows"
     )
+    parser.add_argument("--faults", type=int, metavar="N", help="stop once N faults came about")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     parser.add_argument("--keep", action="store_true", help="keep the data directory in any case")
     parser.add_argument("--list", action="store_true", help="list the kinds of faults")
     options = parser.parse_args()
     if options.minutes <= 0 or options.rate <= 0 or options.every <= 0:
         parser.error("--minutes, --rate and --every must be more than 0")
+    if options.faults is not None and options.faults < 1:
+        parser.error("--faults must be at least 1")
     if options.each is not None and options.each < 1:
         parser.error("--each must be at least 1")
     return options
@@ -250,6 +253,8 @@ class Run:
                     if options.jobs is not None and clients.accepted >= options.jobs and clients.settled():
                         break
                     if options.each is not None and faults.came_about(options.each):
+                        break
+                    if options.faults is not None and faults.counts.total() >= options.faults:
                         break
                     time.sleep(0.2)
                 clients.submitting.clear()

@@ -22,7 +22,7 @@ NOTHING_BECAUSE = {"scale": "the holder", "other_file": "the worker did not"}  #
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_nothing_is_lost_doubled_or_stuck(database: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    words = f"-m tests.chaos --database {database} --seed 11 --minutes 0.2 --every 1 --rate 5 --json {report}"
+    words = f"-m tests.chaos --database {database} --seed 11 --minutes 2 --faults 5 --every 1 --rate 5 --json {report}"
     done = subprocess.run([sys.executable, *words.split()], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == UNUSABLE:
         missing(done.stderr)

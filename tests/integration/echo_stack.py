@@ -253,6 +253,7 @@ class EchoStack:
             if self.database.dialect != "sqlite" or _takes_writes(self.database_url.removeprefix("sqlite:///")):
                 return
             worker.process.send_signal(signal.SIGCONT)
+            _takes_writes(self.database_url.removeprefix("sqlite:///"))  # once the worker has ended its transaction
 
     def redis(self) -> redis.Redis:
         return redis.Redis.from_url(self.broker_url)

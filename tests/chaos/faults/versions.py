@@ -30,11 +30,14 @@ def upgrade(chaos: Chaos) -> None:
     for process in chaos.stack.apis:
         _restart_api(chaos, process)
     chaos.wait(2, 6)
+    is_seen = not chaos.stopping  # clients have submitted since
     with chaos.stack.jobs() as jobs:
         jobs.set_draining(f"{ECHO}@{old}", is_draining=True)
         _wait_until_empty(jobs, f"{ECHO}@{old}")
     for worker in rest:
         _let_serve(chaos, worker, new)
+    if not is_seen:
+        raise Nothing("the run ended before the new version had a job")
 
 
 @fault("versions", weight=2)
