@@ -3,12 +3,15 @@
 The rescuer does this for each stage, a round after the other. It asks for the estimates of a few stage runs that
 wait, as a user would, and keeps the answers; so the calibration stands for whoever may ask, and no read writes.
 ``omni_jobs.jobs.read.estimates`` is the policy.
+
+All versions of a pipeline share a stage's calibration, so that a new one begins with what was learned of the others. An
+estimate whose wait goes on counts only while its own version has workers and is not paused.
 """
 
 import random
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, func, select, update
 
 from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
@@ -29,6 +32,13 @@ _OPEN_AT_MOST = 200  # estimates of a stage whose wait has not ended; near it, f
 _SAMPLED_AT_MOST = 4  # of a long line, in a round
 
 _OPEN = EstimateRow.waited_s.is_(None)
+_its_digest = (
+    select(StageRunRow.pipeline_digest)
+    .where(StageRunRow.id == EstimateRow.stage_run_id)
+    .correlate(EstimateRow)
+    .scalar_subquery()
+)
+_SERVES = (WorkerRow.lease_until > now(), WorkerRow.loading.is_(False), WorkerRow.drained_at.is_(None))
 
 
 def lines(tx: Connection) -> list[StageId]:
@@ -36,9 +46,7 @@ def lines(tx: Connection) -> list[StageId]:
 
     An idle system has none, so that it writes nothing.
     """
-    served = select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest).where(
-        WorkerRow.lease_until > now(), WorkerRow.loading.is_(False)
-    )
+    served = select(WorkerRow.pipeline, WorkerRow.stage, WorkerRow.pipeline_digest).where(*_SERVES)
     serving = [StageId(PipelineId(name, digest), stage) for name, stage, digest in tx.execute(served.distinct())]
     found = {line for line in serving if length(tx, line)}
     stages = {(line.pipeline.name, line.stage) for line in found}
@@ -64,9 +72,9 @@ def calibrate(tx: Connection, line: StageId) -> None:
     ).one_or_none()
     if mine is None:
         return
-    if is_paused(tx, line):  # its waits depend on who paused it alone
-        tx.execute(delete(EstimateRow).where(*_is_of(line), _OPEN))
-        return
+    paused = is_paused(tx, line)
+    if paused:  # its waits depend on who paused it alone
+        _drop_open(tx, line)
     adapted = _settle(tx, line, Tails(*mine))
     factors = estimates.factors(_ratios(tx, line), adapted)
     tx.execute(
@@ -74,7 +82,7 @@ def calibrate(tx: Connection, line: StageId) -> None:
         .where(*is_stage)
         .values(low_factor=factors.low, high_factor=factors.high, low_tail=adapted.low, high_tail=adapted.high)
     )
-    if count := length(tx, line):
+    if not paused and (count := length(tx, line)):
         _sample(tx, line, count)
     _prune(tx, line)
 
@@ -104,6 +112,14 @@ def calibrations(tx: Connection) -> list[CalibrationView]:
     ]
 
 
+def _drop_open(tx: Connection, line: StageId) -> None:
+    """Delete the estimates whose wait goes on: of a paused version alone, or of all where the whole stage is paused."""
+    is_dropped = [*_is_of(line), _OPEN]
+    if not is_paused(tx, StageId(PipelineId(line.pipeline.name, ""), line.stage)):
+        is_dropped.append(_its_digest == line.pipeline.digest)
+    tx.execute(delete(EstimateRow).where(*is_dropped))
+
+
 def _settle(tx: Connection, line: StageId, tails: Tails) -> Tails:
     """Note the waits that have ended, drop those that never will by a claim, and return the tails after them."""
     columns = (EstimateRow.id, EstimateRow.at, EstimateRow.low_s, EstimateRow.high_s)
@@ -126,7 +142,7 @@ def _ratios(tx: Connection, line: StageId) -> list[float]:
     """Return the ratios of the stage's newest estimates; a wait that is longer than was told counts as far as it is."""
     elapsed = now() - EstimateRow.at
     newest = _of(select(EstimateRow.point_s, func.coalesce(EstimateRow.waited_s, elapsed).label("waited_s")), line)
-    newest = newest.where(EstimateRow.waited_s.is_not(None) | (elapsed > EstimateRow.high_s))
+    newest = newest.where(EstimateRow.waited_s.is_not(None) | ((elapsed > EstimateRow.high_s) & _is_served(line)))
     rows = tx.execute(newest.order_by(EstimateRow.id.desc()).limit(RECENT))
     return [estimates.ratio(row.waited_s, row.point_s) for row in rows]
 
@@ -134,9 +150,9 @@ def _ratios(tx: Connection, line: StageId) -> list[float]:
 def _sample(tx: Connection, line: StageId, count: int) -> None:
     """Keep the estimates of the line's last stage run and of one to five random ones, more of a long line.
 
-    The more estimates of the stage are kept whose wait has not ended, the less often any are added.
+    The more estimates of the stage are kept whose wait goes on before workers, the less often any are added.
     """
-    waiting = tx.execute(_of(select(func.count()), line).where(_OPEN)).scalar_one()
+    waiting = tx.execute(_of(select(func.count()), line).where(_OPEN, _is_served(line))).scalar_one()
     if random.random() < waiting / _OPEN_AT_MOST:  # noqa: S311
         return
     pace_now, factors = pace(tx, line), factors_of(tx, line)
@@ -161,6 +177,14 @@ def _prune(tx: Connection, line: StageId) -> None:
     """Delete the stage's estimates but the newest KEPT."""
     last = _of(select(EstimateRow.id), line).order_by(EstimateRow.id.desc()).offset(KEPT).limit(1)
     tx.execute(delete(EstimateRow).where(*_is_of(line), EstimateRow.id <= last.scalar_subquery()))
+
+
+def _is_served(line: StageId) -> ColumnElement[bool]:
+    """Return the condition that a live worker of the line's stage has the version of an estimate's stage run."""
+    digests = select(WorkerRow.pipeline_digest).where(
+        WorkerRow.pipeline == line.pipeline.name, WorkerRow.stage == line.stage, *_SERVES
+    )
+    return _its_digest.in_(digests)
 
 
 def _is_of(line: StageId) -> tuple[Any, Any]:

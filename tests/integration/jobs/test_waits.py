@@ -278,6 +278,75 @@ def kept(database: Database) -> int:
         return int(tx.execute(text("SELECT count(*) FROM estimates")).scalar_one())
 
 
+def two_versions(jobs: Jobs) -> list[str]:
+    """Version 1 has one worker, version 2 many slots, and the first claims have been made; the jobs that 1 has left."""
+    jobs.tell_versions([(OLD.pipeline, "1"), (NEW.pipeline, "2")])
+    register(jobs, "old", slots=1)
+    old = submit(jobs, 12)
+    claim(jobs, "old", 1)
+    jobs.renew("old", 60, run_s=3.0)
+    register(jobs, "new", slots=50, version="2", digest="e")
+    submit(jobs, 90, pipeline=NEW.pipeline, pipeline_version="2")
+    claim(jobs, "new", 50)
+    jobs.renew("new", 60, run_s=3.0)
+    return old[1:]
+
+
+OLD, NEW = (StageId(PipelineId("echo", digest), "first") for digest in "de")
+
+
+def test_a_version_waits_behind_its_own_and_for_its_own_workers(jobs: Jobs) -> None:
+    left = two_versions(jobs)
+    [newest] = submit(jobs, pipeline=NEW.pipeline, pipeline_version="2")
+    found = waiting(jobs, left[-1])
+    assert found.position == 10
+    assert found.estimate is not None
+    assert found.estimate.low_s < 33.0 < found.estimate.high_s
+    soon = waiting(jobs, newest)
+    assert soon.position == 40
+    assert soon.estimate is not None
+    assert soon.estimate.low_s < 2.46 < soon.estimate.high_s < found.estimate.low_s
+    jobs.report([done(each, "new") for each in claim(jobs, "new", 100)])
+    assert waiting(jobs, left[-1]) == found, "free slots of the other version change nothing"
+    jobs.retire_worker("old")
+    found = waiting(jobs, left[-1])
+    assert (found.reason, found.estimate) == ("no_worker", None)
+    assert found.message.endswith("those that serve have another, version 2 (digest e)")
+
+
+def test_a_pause_of_one_version_drops_no_estimate_of_another(jobs: Jobs, database: Database) -> None:
+    two_versions(jobs)
+    jobs.calibrate()
+    of_each = "SELECT count(*) FROM estimates JOIN stage_runs r ON r.id = stage_run_id WHERE r.pipeline_digest = :of"
+    jobs.pause(OLD, version="1")
+    jobs.calibrate()
+    with database.begin() as tx:
+        counts = [tx.execute(text(of_each), {"of": each.pipeline.digest}).scalar_one() for each in (OLD, NEW)]
+    assert counts[0] == 0
+    assert counts[1] > 0
+    jobs.pause(OLD)
+    jobs.calibrate()
+    assert kept(database) == 0
+
+
+def test_a_version_without_workers_widens_no_interval_of_another(jobs: Jobs, database: Database) -> None:
+    two_versions(jobs)
+    jobs.calibrate()
+    with database.begin() as tx:
+        of_old = "SELECT id FROM stage_runs WHERE pipeline_digest = 'd'"
+        tx.execute(text(f"UPDATE estimates SET at = at - 9999 WHERE stage_run_id IN ({of_old})"))
+    jobs.calibrate()
+    assert high_factor(database) > 10, "a worker of version 1 serves, so its waits tell of how long waits are"
+    jobs.retire_worker("old")
+    jobs.calibrate()
+    assert high_factor(database) < 10
+
+
+def high_factor(database: Database) -> float:
+    with database.begin() as tx:
+        return float(tx.execute(text("SELECT high_factor FROM calibrations")).scalar_one())
+
+
 def test_old_estimates_are_pruned(jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "KEPT", 3)
     register(jobs, "w", slots=1)
