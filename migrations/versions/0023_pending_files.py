@@ -1,5 +1,8 @@
 """Pending stage runs are counted by their pipeline's file, so the index of them has it.
 
+The index before it goes in the same release, because the new one begins with its columns: a build that knows no files
+counts as quickly with it.
+
 Revision: 0023
 """
 
