@@ -431,7 +431,24 @@ class ModelMissing(OmniJobsError, code="model_missing", http_status=503):
 
 
 class DatabaseUnavailable(OmniJobsError, code="database_unavailable", http_status=503, retryable=True):
-    """The database does not answer."""
+    """The database does not answer.
+
+    ``lasts``: it will not until somebody mends its file or names another, so a command does not tell of a trouble that
+    passes. A server tries again all the same, because the file may be mended while it runs.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        lasts: bool = False,
+        field: str | None = None,
+        stage: str | None = None,
+        key: str | None = None,
+        because: str | None = None,
+    ) -> None:
+        super().__init__(message, field=field, stage=stage, key=key, because=because)
+        self.lasts = lasts
 
 
 class BrokerUnavailable(OmniJobsError, code="broker_unavailable", http_status=503, retryable=True):

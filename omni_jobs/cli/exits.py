@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from omni_jobs.cli.terminal import printable, say
-from omni_jobs.errors import Conflict, InvalidRequest, NotFound, OmniJobsError
+from omni_jobs.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound, OmniJobsError
 from omni_jobs.states import JobState
 
 
@@ -74,6 +74,8 @@ def act_on_each(ids: Sequence[str], act: Callable[[str], object]) -> None:
 
 def exit_code(error: OmniJobsError) -> int:
     """Return the exit code for an error: NOT_FOUND, USAGE, UNREACHABLE for a 503 that passes, else FAILED."""
+    if isinstance(error, DatabaseUnavailable) and error.lasts:
+        return Exit.FAILED
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
     if isinstance(error, InvalidRequest):

@@ -141,6 +141,8 @@ class Database:
         code = self._backend.error_code(error)
         if code.startswith(self._backend.stale_connections):
             close_pool(self._engine)
+        if unusable := self._backend.unusable(error):
+            raise unusable from error
         if code.startswith(self._backend.exhausted):
             raise DatabaseUnavailable("the database cannot go on", because=str(error.orig)) from error
         if code.startswith(self._backend.foreign_session):
@@ -179,6 +181,7 @@ class Database:
                     f"{error.message}. The migration stopped between two revisions, and no row is lost: mend the fault "
                     "and run omni-jobs migrate again, which goes on from there",
                     because=error.because,
+                    lasts=error.lasts,
                 ) from error
         if revision == REVISION:
             self.check()
@@ -268,6 +271,8 @@ class Database:
                 names = self.table_names(connection)
                 revision, reason = self._schema(connection, names)
         except exc.DBAPIError as error:
+            if unusable := self._backend.unusable(error):
+                raise unusable from error
             because = self._backend.refusal(error) or str(error.orig)
             raise DatabaseUnavailable("the database does not answer", because=because) from error
         except exc.TimeoutError as error:

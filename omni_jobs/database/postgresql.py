@@ -157,6 +157,10 @@ class PostgreSQL:
             return f"{place} does not speak TLS: correct {_SETTING} (sslmode), or the server"
         return None
 
+    def unusable(self, error: exc.DBAPIError) -> DatabaseUnavailable | None:
+        """Return None: what is wrong with its files, the server's operator sees."""
+        return None
+
     def error_code(self, error: exc.DBAPIError) -> str:
         """Return the SQLSTATE of an error; when the server sent none, 08000 (a lost connection) or "" (any other)."""
         not_answered = isinstance(error, exc.OperationalError | exc.InterfaceError)

@@ -62,7 +62,7 @@ class SQLite:
 
     def is_there(self) -> bool:
         """Return whether there is a database to connect to, or an error to tell."""
-        return self._file.exists()
+        return not _is_gone(self._file)
 
     @contextmanager
     def migrating(self) -> Iterator[Engine]:
@@ -95,6 +95,18 @@ class SQLite:
         """Return None: no server has a certificate."""
         return None
 
+    def unusable(self, error: exc.DBAPIError) -> DatabaseUnavailable | None:
+        """Return what is wrong with the file, if it has to be mended first; None for a trouble that may pass."""
+        code = self.error_code(error)
+        message: str | None = None
+        if code.startswith("SQLITE_NOTADB"):
+            message = "the database's file is not a database of SQLite"
+        elif code.startswith("SQLITE_CORRUPT"):
+            message = "the database's file is damaged (disk image is malformed): restore it from a backup"
+        elif code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
+            message = _what_forbids(self._file)
+        return None if message is None else DatabaseUnavailable(message, lasts=True, because=str(self._file))
+
     def error_code(self, error: exc.DBAPIError) -> str:
         """Return the name of SQLite's error code and its message; "" when the error is not SQLite's."""
         name = getattr(error.orig, "sqlite_errorname", "")
@@ -109,7 +121,7 @@ def _engine(
             name = f"file:{quote(os.fsencode(file))}?mode={mode}"
             return sqlite3.connect(name, uri=True, timeout=_LOCK_S, check_same_thread=False)
         except sqlite3.OperationalError:
-            if mode == "rw" and _identity(file) is None:
+            if mode == "rw" and _is_gone(file):
                 raise _gone(file) from None
             raise
 
@@ -149,6 +161,24 @@ def _identity(path: str | Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
+
+
+def _is_gone(file: Path) -> bool:
+    try:
+        return _identity(file) is None
+    except OSError:  # a directory that this user may not enter: it may be there
+        return False
+
+
+def _what_forbids(file: Path) -> str | None:
+    """Return why this user cannot open or write the file; None where its rights allow both."""
+    if os.path.isdir(file):
+        return "the database's file is a directory"
+    if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK, effective_ids=True):
+        return "this user may not read and write the database's file"
+    if os.path.exists(file.parent) and not os.access(file.parent, os.W_OK | os.X_OK, effective_ids=True):
+        return "this user may not write into the directory of the database's file, where SQLite keeps its log"
+    return None
 
 
 def _check_files(engine: Engine, file: Path, session: MutableMapping[str, Any]) -> None:
