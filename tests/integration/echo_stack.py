@@ -213,7 +213,7 @@ class EchoStack:
             self.app.broker.ring(queues)
         return job.job_id
 
-    def ended(self, job_id: str, within_s: float = 20.0) -> JobView:
+    def ended(self, job_id: str, within_s: float = 60.0) -> JobView:
         """Wait for the job's end, rescuing meanwhile."""
         rescuer = Rescuer(self.jobs, self.app.broker, self.settings.rescue_every_s)
 
@@ -224,7 +224,7 @@ class EchoStack:
 
         return self.until(look, within_s)
 
-    def running(self, job_id: str, stage: str, within_s: float = 20.0) -> JobView:
+    def running(self, job_id: str, stage: str, within_s: float = 60.0) -> JobView:
         """Wait until the stage runs and has said so, rescuing meanwhile."""
         rescuer = Rescuer(self.jobs, self.app.broker, self.settings.rescue_every_s)
 

@@ -108,7 +108,7 @@ def test_the_jobs_of_a_system_at_work_go_on_where_it_is_restored(
         running = stack.submit("running", first={"delay_s": 6})
         stack.running(running, "first")
         for job_id in waiting:
-            stack.until(lambda job_id=job_id: stack.jobs.get(job_id).stages[0].status.is_final or None, 20)
+            stack.until(lambda job_id=job_id: stack.jobs.get(job_id).stages[0].status.is_final or None, 60)
         backup = command(tmp_path / "from", url, "backup", str(tmp_path / "backup"), "--objects", "--json")
         out, err = backup.communicate(timeout=60)
         assert backup.returncode == 0, err

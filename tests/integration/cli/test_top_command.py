@@ -74,7 +74,7 @@ def test_a_terminal_keeps_what_was_said_last_while_the_server_is_away(api: ApiSe
         until(screen, lambda got: job_id in got)
         process.terminate()
         until(screen, lambda got: "interrupted" in got.partition(LEFT)[2])
-        assert process.wait(20) == Exit.INTERRUPTED
+        assert process.wait(60) == Exit.INTERRUPTED
 
 
 def test_a_terminal_says_that_the_server_hangs_and_is_left_by_q_all_the_same(api: ApiServer) -> None:
@@ -86,7 +86,7 @@ def test_a_terminal_says_that_the_server_hangs_and_is_left_by_q_all_the_same(api
         assert not before[3] & termios.ECHO
         os.write(screen, b"q")
         until(screen, lambda got: LEFT in got)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert termios.tcgetattr(screen)[3] & termios.ECHO
 
 
@@ -95,7 +95,7 @@ def test_a_key_that_is_refused_meanwhile_ends_it(api: ApiServer) -> None:
         until(screen, lambda got: "echo.first" in got)
         proxy.set(Fault(status=403))
         until(screen, lambda got: "omni-jobs: " in got.partition(LEFT)[2])
-        assert process.wait(20) == Exit.FAILED
+        assert process.wait(60) == Exit.FAILED
 
 
 LEFT = "\x1b[?1049l"

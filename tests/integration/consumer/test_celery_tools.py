@@ -197,7 +197,7 @@ def test_events_show_each_stage_run_as_a_task_and_no_word_of_its_prompt(stack: E
         stack.jobs.cancel(cancelled)
         for job_id, last in ((done, "succeeded"), (failed, "failed"), (cancelled, "revoked")):
             stack.ended(job_id)
-            stack.until(lambda: monitor.of_job(job_id)[-1]["type"] == f"task-{last}" or None, 20)  # noqa: B023
+            stack.until(lambda: monitor.of_job(job_id)[-1]["type"] == f"task-{last}" or None, 60)  # noqa: B023
         assert [event["type"] for event in monitor.of_job(done)] == ["task-received", "task-started", "task-succeeded"]
         assert all(event["hostname"] == first.slot for event in monitor.of_job(done))
         assert monitor.of_job(failed)[-1]["exception"] == "invalid_request"
@@ -264,8 +264,8 @@ def test_shutdown_by_remote_control_lets_what_runs_finish_and_says_so(stack: Ech
         stack.running(job_id, "second")
         stack.app.control.shutdown(destination=[second.slot])
         assert second.process.wait(60) == 0
-        stack.until(lambda: any(event["type"] == "worker-offline" for event in monitor.heard) or None, 20)
-        stack.until(lambda: monitor.of_job(job_id, "second")[-1]["type"] == "task-succeeded" or None, 20)
+        stack.until(lambda: any(event["type"] == "worker-offline" for event in monitor.heard) or None, 60)
+        stack.until(lambda: monitor.of_job(job_id, "second")[-1]["type"] == "task-succeeded" or None, 60)
     assert stack.ended(job_id).status is JobState.COMPLETED
 
 
@@ -274,9 +274,9 @@ def test_a_setting_takes_the_events_of_stage_runs_away(valkey_server: str, tmp_p
         [worker] = start(stack, "first")
         assert "OMNI_JOBS_TASK_EVENTS" in ask(stack, worker, "enable_events")["error"]
         job_id = stack.submit()
-        stack.until(lambda: stack.jobs.get(job_id).stages[0].status is StageRunState.SUCCEEDED or None, 20)
+        stack.until(lambda: stack.jobs.get(job_id).stages[0].status is StageRunState.SUCCEEDED or None, 60)
         ask(stack, worker, "heartbeat")
-        stack.until(lambda: any(event.get("processed") == 1 for event in monitor.heard) or None, 20)
+        stack.until(lambda: any(event.get("processed") == 1 for event in monitor.heard) or None, 60)
         assert {event["type"].partition("-")[0] for event in monitor.heard} == {"worker"}
 
 

@@ -49,7 +49,7 @@ def test_cancel_and_the_end_have_one_winner(stack: EchoStack) -> None:
     """Cancels sent about when the stage run ends: each job is one of the two, and its stage runs agree."""
     stack.start("first", "second")
     ids = [stack.submit(first={"delay_s": 0.5}, second={"delay_s": 0.0}) for _ in range(AT_ONCE)]
-    stack.until(lambda: all(stack.jobs.get(job_id).stages[0].started_at for job_id in ids) or None, 20)
+    stack.until(lambda: all(stack.jobs.get(job_id).stages[0].started_at for job_id in ids) or None, 60)
     states = {}
     for job_id in ids:
         time.sleep(0.06)

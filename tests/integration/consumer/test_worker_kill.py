@@ -44,7 +44,7 @@ def test_kill_9_in_each_stage_loses_nothing(stack: EchoStack) -> None:
     owner = stack.running(job_id, "second").stages[1].worker
     by_id = {view.id: view.pid for view in stack.jobs.workers()}
     next(worker for worker in seconds if worker.process.pid == by_id[owner or ""]).stop(signal.SIGKILL)
-    view = stack.ended(job_id, within_s=20)
+    view = stack.ended(job_id, within_s=60)
     assert view.status is JobState.COMPLETED
     assert view.result is not None
     assert view.result["text"] == "survivor"
@@ -110,9 +110,9 @@ def test_a_second_signal_or_sigquit_is_quick(
         stack.running(job_id, "first")
         worker.process.send_signal(signals[0])
         for number in signals[1:]:
-            stack.until(lambda: "shutdown" in worker.log.read_text() or None, 10)  # else the two may become one
+            stack.until(lambda: "shutdown" in worker.log.read_text() or None, 60)  # else the two may become one
             worker.process.send_signal(number)
-        worker.process.wait(25)
+        worker.process.wait(45)
         assert stack.jobs.get(job_id).stages[0].status is StageRunState.QUEUED
     finally:
         stack.close()
@@ -142,7 +142,7 @@ def test_broken_payloads_fail_their_jobs_and_the_worker_lives(sqlite_stack: Echo
         return view if view.stages[0].status is StageRunState.SUCCEEDED else None
 
     for name, job_id in broken.items():
-        sqlite_stack.until(lambda job_id=job_id: first_done(job_id), 10)  # type: ignore[misc]
+        sqlite_stack.until(lambda job_id=job_id: first_done(job_id), 60)  # type: ignore[misc]
         (file,) = (sqlite_stack.directory / "objects").rglob(f"{job_id},payloads,first,1")
         data = bytearray(file.read_bytes())
         file.chmod(0o600)
@@ -170,7 +170,7 @@ def test_a_fenced_worker_stops_itself(sqlite_stack: EchoStack) -> None:
     sqlite_stack.running(job_id, "first")
     with sqlite_stack.database.begin() as transaction:
         transaction.execute(delete(WorkerRow))
-    assert worker.process.wait(15) != 0
+    assert worker.process.wait(60) != 0
     run = sqlite_stack.jobs.get(job_id).stages[0]
     assert run.status == StageRunState.QUEUED, "it handed back what nobody had taken from it"
     assert [error.code for error in run.errors] == ["fenced"]
@@ -238,7 +238,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(
             stack.serving(worker)
             stack.running(job_id, "first")
             stack.freeze(worker)
-            stack.until(lambda: _lost_at_first(stack, job_id), 20)
+            stack.until(lambda: _lost_at_first(stack, job_id), 60)
             worker.process.send_signal(signal.SIGCONT)
             assert worker.process.wait(30) == 1
             run = stack.jobs.get(job_id).stages[0]
@@ -249,7 +249,7 @@ def test_a_worker_that_is_stopped_again_and_again_quarantines_nobody(
             stack.serving(worker)
             stack.running(job_id, "first")
             worker.stop(signal.SIGKILL)
-            stack.until(lambda: _lost_at_first(stack, job_id), 20)
+            stack.until(lambda: _lost_at_first(stack, job_id), 60)
         view = stack.ended(job_id)
         assert view.error is not None
         assert view.error.code == "quarantined"

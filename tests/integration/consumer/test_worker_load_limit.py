@@ -57,6 +57,6 @@ def test_a_worker_whose_load_hangs_ends_with_a_reason(
         log = worker.log.read_text()
         assert code == 1, log[-3000:]
         assert "this worker stops, to be started anew: the model is not loaded after 3 s" in log
-        until_gone(below, 20)
+        until_gone(below, 30)
     finally:
         stack.close()

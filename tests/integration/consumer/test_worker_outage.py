@@ -76,7 +76,7 @@ def test_an_outage_longer_than_a_lease_loads_no_engine_again(server: Server, val
         workers = stack.start("first", "second")
         ids = [stack.submit(first={"delay_s": delay_s}) for delay_s in (4, 20)]
         for job_id in ids:
-            stack.until(lambda job_id=job_id: stack.jobs.get(job_id).stages[0].progress, 20)  # type: ignore[misc]
+            stack.until(lambda job_id=job_id: stack.jobs.get(job_id).stages[0].progress, 60)  # type: ignore[misc]
         server.stop()
         leases_are_over = time.time() + 2 * stack.settings.lease_s
         stack.until(lambda: time.time() > leases_are_over or None, 60)

@@ -21,17 +21,17 @@ def stack(sqlite_url: str, valkey_url: str, tmp_path: Path) -> Iterator[EchoStac
 def test_a_paused_stage_claims_nothing_until_it_is_resumed(stack: EchoStack) -> None:
     stack.jobs.pause(StageId(PipelineId("echo", ""), "second"))
     first, second = stack.start("first", "second")
-    stack.until(lambda: "second is paused" in second.log.read_text() or None, 20)
+    stack.until(lambda: "second is paused" in second.log.read_text() or None, 60)
     running = stack.submit(first={"delay_s": 1})
     stack.running(running, "first")
     stack.jobs.pause(StageId(PipelineId("echo", ""), "first"))
-    stack.until(lambda: "first is paused" in first.log.read_text() or None, 20)
+    stack.until(lambda: "first is paused" in first.log.read_text() or None, 60)
     waits = stack.submit()
 
     def reached_second() -> bool | None:
         return stack.jobs.get(running).stages[1].status is StageRunState.QUEUED or None
 
-    assert stack.until(reached_second, 20)  # what ran went on
+    assert stack.until(reached_second, 60)  # what ran went on
     for job_id, stage in ((running, "second"), (waits, "first")):
         view = stack.jobs.get(job_id)
         assert view.waiting is not None

@@ -67,7 +67,7 @@ def test_the_engine_ends_with_its_worker_and_the_slot_is_free(
     drawing.serving(worker)
     below, engine = processes_of(worker)
     end(worker, engine)
-    until_gone(below, 5)
+    until_gone(below, 30)
 
 
 def test_a_successor_ends_a_stopped_worker_and_its_engine(drawing: EchoStack) -> None:
@@ -77,7 +77,7 @@ def test_a_successor_ends_a_stopped_worker_and_its_engine(drawing: EchoStack) ->
     drawing.freeze(stopped)
     drawing.serving(drawing.launch("draw", SLOT))
     assert stopped.process.wait(30) == -signal.SIGKILL
-    until_gone(below, 5)
+    until_gone(below, 30)
 
 
 def test_an_engine_that_starts_ends_with_its_worker(speech: EchoStack) -> None:
@@ -113,7 +113,7 @@ def test_a_worker_that_is_stopped_while_it_starts_ends_soon_with_all_that_it_sta
 
     speech.until(lambda: has_come() or None, 120)
     below = descendants(worker.process.pid)
-    assert worker.stop(signal.SIGTERM, within_s=20) == 0, worker.log.read_text()
+    assert worker.stop(signal.SIGTERM, within_s=60) == 0, worker.log.read_text()
     until_gone(below, IMPORTED_S)
 
 

@@ -232,7 +232,7 @@ async def bench(database: Database) -> AsyncIterator[Bench]:
     await asyncio.to_thread(bench.ledger.close)
 
 
-async def until(condition: object, within_s: float = 5.0) -> None:
+async def until(condition: object, within_s: float = 30.0) -> None:
     assert callable(condition)
     async with asyncio.timeout(within_s):
         while not condition():

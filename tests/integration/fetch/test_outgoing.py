@@ -224,7 +224,7 @@ async def test_what_is_too_large_is_cut_off(write: Write) -> None:
     async with host(write) as there:
         failed = await refused(there.outgoing(), there.url, FetchBounds(256 << 10, total_s=60))
         assert failed.blame is Blame.SIZE
-        await asyncio.wait_for(there.closed.wait(), 20)
+        await asyncio.wait_for(there.closed.wait(), 60)
 
 
 BOMB = gzip.compress(bytes(20 << 20))
@@ -268,7 +268,7 @@ async def test_what_is_too_slow_is_cut_off_and_holds_up_nobody(name: str) -> Non
         failed = await refused(there.outgoing(), there.url, FetchBounds(1 << 30, total_s=1, head_s=0.4, pace_s=0.4))
         assert failed.blame is Blame.HOST
         assert words in failed.reason
-        await asyncio.wait_for(there.closed.wait(), 20)
+        await asyncio.wait_for(there.closed.wait(), 60)
 
 
 async def test_who_holds_the_bytes_hears_of_each_before_it_is_kept() -> None:
@@ -286,7 +286,7 @@ async def test_who_holds_the_bytes_hears_of_each_before_it_is_kept() -> None:
     async with host(endless(HEAD + b"\r\n", BODY)) as there:
         with pytest.raises(Full):
             await there.outgoing().fetch(there.url, BOUNDS, hold)
-        await asyncio.wait_for(there.closed.wait(), 20)
+        await asyncio.wait_for(there.closed.wait(), 60)
     assert heard < 300_000
 
 
@@ -296,7 +296,7 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection() -> None:
         fetch = asyncio.ensure_future(there.outgoing().fetch(there.url, BOUNDS, lambda more: begun.set()))
         await begun.wait()
         fetch.cancel()
-        await asyncio.wait_for(there.closed.wait(), 20)
+        await asyncio.wait_for(there.closed.wait(), 60)
 
 
 # TLS.

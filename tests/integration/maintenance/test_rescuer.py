@@ -40,7 +40,7 @@ def test_waits_for_the_schema_rings_for_what_it_frees_and_ends_on_sigterm(stack:
         _lost_worker(stack)
         stack.until(lambda: stack.app.broker.depths()["echo@1.first"] or None, 30)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
@@ -63,7 +63,7 @@ def test_it_prunes_beside_its_rounds(stack: EchoStack) -> None:
         with pytest.raises(NotFound):
             stack.jobs.get(job_id)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

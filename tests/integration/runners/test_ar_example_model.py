@@ -272,4 +272,4 @@ async def test_a_rank_that_hangs_ends_with_its_engine(tinted: Tinted) -> None:
     assert engine != os.getpid()
     os.kill(rank, signal.SIGSTOP)
     os.kill(engine, signal.SIGKILL)
-    until_gone([rank], 5)
+    until_gone([rank], 30)

@@ -94,6 +94,6 @@ def test_a_process_ends_beside_a_thread_that_hangs_and_takes_all_below_it_with_i
         assert len(children(process.pid)) == 2
         rest, _ = process.communicate("\n", timeout=30)
         assert (process.returncode, rest) == (code, called)
-        until_gone(below, 10)
+        until_gone(below, 30)
     finally:
         process.send_signal(signal.SIGKILL)

@@ -172,7 +172,7 @@ async def test_an_unusable_answer_is_final(openai_server: OpenAIServer, name: st
     openai_server.answers[CHAT] = [answer, completion("Hi")]
     async with remote_runner(openai_server.url, max_answer_bytes=MOST, tries=3, wait_s=9) as runner:
         with pytest.raises(ModelError, match=message) as caught:
-            await asyncio.wait_for(runner.run(prompt(), Recorded()), 10)
+            await asyncio.wait_for(runner.run(prompt(), Recorded()), 60)
         assert runner.healthy
         assert (await runner.run(prompt(), Recorded())).text == "Hi"
     assert not caught.value.retryable
@@ -184,7 +184,7 @@ async def test_a_lost_answer_is_retryable(openai_server: OpenAIServer, name: str
     openai_server.answers[CHAT] = [answer, completion("Hi")]
     async with remote_runner(openai_server.url, silence_s=0.2, total_s=0.5) as runner:
         with pytest.raises(RemoteUnavailable, match=message) as caught:
-            await asyncio.wait_for(runner.run(prompt(), Recorded()), 10)
+            await asyncio.wait_for(runner.run(prompt(), Recorded()), 60)
         assert runner.healthy
         assert (await runner.run(prompt(), Recorded())).text == "Hi"
     assert caught.value.retryable
@@ -218,7 +218,7 @@ async def test_memory_is_bounded(openai_server: OpenAIServer) -> None:
         tracemalloc.start()
         try:
             runs = [runner.run(prompt(), Recorded()) for _ in range(16)]
-            ends = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
+            ends = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

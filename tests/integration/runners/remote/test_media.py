@@ -296,7 +296,7 @@ async def test_a_video_is_created_polled_fetched_and_deleted(openai_server: Open
     )
     async with remote_runner(openai_server.url, "videos", wait_s=5) as runner:
         output = await runner.run(asked, seen)
-        await asyncio.wait_for(deleted.wait(), 5)
+        await asyncio.wait_for(deleted.wait(), 60)
     assert (output.encoded["video"].data, output.encoded["video"].format) == (MP4, "mp4")
     form = openai_server.requests[1].form
     assert form.pop("input_reference") == ("image.png", "image/png", PNG)

@@ -66,7 +66,7 @@ async def test_refusals_without_a_pause_come_to_an_end(openai_server: OpenAIServ
     openai_server.answers[CHAT] = [Answer(b"", status, headers={"Retry-After": "0"})]
     async with remote_runner(openai_server.url, wait_s=2) as runner:
         with pytest.raises(RemoteUnavailable, match=str(status)):
-            await asyncio.wait_for(runner.run(prompt(), Recorded()), 20)
+            await asyncio.wait_for(runner.run(prompt(), Recorded()), 60)
     # At once, after 0.5 s, after 1 s more, and the last at 0.9 of what is left.
     assert 2 <= openai_server.paths().count("/v1/chat/completions") <= 4
 
