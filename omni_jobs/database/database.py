@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exc, make_url, select, text, update
@@ -190,13 +190,21 @@ class Database:
         """Let the role of this URL of PostgreSQL work with the rows of this database, and do nothing else.
 
         Call it after ``migrate``. Raises ConfigError for SQLite, whose rights are those of its file, for a URL without
-        a role, and for a role that could change the schema; DatabaseUnavailable.
+        a role, for one of another database, and for a role that could change the schema; DatabaseUnavailable.
         """
-        from omni_jobs.database.running_role import grant_rows, read_role
+        from omni_jobs.database.running_role import check_same_database, grant_rows, read_role, which_database
 
         role = read_role(url)
         if self.dialect != "postgresql":
             raise ConfigError("SQLite has no roles: leave it out", field="--runs-as")
+        try:
+            running = Database(url, retry_for_s=0)
+        except ConfigError as error:
+            raise ConfigError(error.message, field="--runs-as") from None
+        ours, theirs = self.read(which_database), None
+        with closing(running), suppress(DatabaseUnavailable):  # the role may not be there yet
+            theirs = running.read(which_database)
+        check_same_database(ours, self._engine.url, theirs, role)
         with ExitStack() as opened:
             engine = opened.enter_context(self._backend.migrating())
             self._persist(lambda: opened.enter_context(self._backend.migrating_alone(engine)), self._retry_for_s)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import exc, make_url, text
+from sqlalchemy import URL, exc, make_url, text
 
 from omni_jobs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import Connection
 
 _ROWS: Final = "SELECT, INSERT, UPDATE, DELETE"
 _NEXT_IDS: Final = "SELECT, USAGE"
@@ -21,6 +21,7 @@ _ABOUT_ROLE: Final = text(
     "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR pg_has_role(oid, current_user, 'MEMBER') "
     "FROM pg_roles WHERE rolname = :role"
 )
+_WHICH: Final = text("SELECT current_database(), pg_postmaster_start_time()")
 _MAY_CREATE: Final = text("SELECT has_schema_privilege(:role, :schema, 'CREATE')")
 
 
@@ -33,6 +34,30 @@ def read_role(url: str) -> URL:
     if found.get_backend_name() not in ("postgresql", "postgres") or not found.username:
         raise ConfigError("holds no URL postgresql://ROLE:PASSWORD@HOST/DATABASE", field="--runs-as")
     return found
+
+
+def which_database(tx: Connection) -> tuple[Any, ...]:
+    """Return what tells a database from all others: its name, and the moment at which its server was started."""
+    return tuple(tx.execute(_WHICH).one())
+
+
+def check_same_database(ours: tuple[Any, ...], our_url: URL, theirs: tuple[Any, ...] | None, their_url: URL) -> None:
+    """Raise ConfigError, without passwords, if the processes' URL leads to another database than the owner's.
+
+    ``ours`` and ``theirs`` are what ``which_database`` returns by each URL; None: nobody is let in by it yet. Then the
+    name alone counts, because a pooler, or another name of the host, leads to the same database.
+    """
+    is_same = ours == theirs if theirs is not None else their_url.database in (None, ours[0])
+    if not is_same:
+        raise ConfigError(
+            f"holds the URL of {_place(their_url)}, and the database that was migrated is {_place(our_url)}: "
+            "the processes need a URL of the same database",
+            field="--runs-as",
+        )
+
+
+def _place(url: URL) -> str:
+    return str(URL.create("postgresql", host=url.host, port=url.port, database=url.database))
 
 
 def grant_rows(tx: Connection, url: URL) -> None:

@@ -4,6 +4,8 @@ That the processes need no more, all tests show that have ``database_url``: ther
 """
 
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +23,7 @@ from omni_jobs.database.database import REVISION, Database
 from omni_jobs.database.postgresql import _SESSION
 from omni_jobs.errors import DatabaseUnavailable
 from tests.docs.pages import blocks, page
+from tests.services.postgres import create_cluster, running_cluster
 
 
 @pytest.fixture
@@ -127,6 +130,7 @@ def test_a_role_that_can_do_more_is_refused(owner_url: str, postgres_url: str, t
         (f"postgresql://{place}", "holds no URL"),
         ("sqlite:////tmp/x", "holds no URL"),
         ("postgresql://u:secret@[::bad/d", "holds no database URL"),
+        ("postgresql://u:secret@-h-/d", "--runs-as: "),
     ):
         code, output = migrate(owner_url, url, tmp_path)
         assert (code, said in output, "secret" in output) == (1, True, False), output
@@ -134,6 +138,37 @@ def test_a_role_that_can_do_more_is_refused(owner_url: str, postgres_url: str, t
         connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     code, output = migrate(owner_url, f"postgresql://r{uuid4().hex}@{place}", tmp_path)
     assert (code, "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in output) == (1, True), output
+
+
+def test_the_url_of_another_database_is_refused(
+    owner_url: str, running_url: str, postgres_url: str, tmp_path: Path
+) -> None:
+    """Whether its role is there or not; both databases are named, and no password."""
+    here, name = owner_url.rpartition("@")[2].split("/")
+    elsewhere = running_url.removesuffix(name) + "postgres"
+    for _ in range(2):
+        code, output = migrate(owner_url, elsewhere, tmp_path)
+        assert (code, f"postgresql://{here}/postgres" in output, f"postgresql://{here}/{name}" in output) == (1, 1, 1)
+        assert "p'a" not in output
+        assert "p%27a" not in output
+        assert migrate(owner_url, running_url, tmp_path)[0] == 0, "now it is there"
+    by_another_name = running_url.replace("@127.0.0.1:", "@localhost:")
+    assert migrate(owner_url, by_another_name, tmp_path)[0] == 0
+
+
+def test_a_database_of_this_name_on_another_server_is_refused(owner_url: str, running_url: str, tmp_path: Path) -> None:
+    name = owner_url.rpartition("/")[2]
+    directory = Path(tempfile.mkdtemp(prefix="omni-jobs-pg-"))
+    try:
+        with running_cluster(cluster := create_cluster(directory)):
+            with psycopg.connect(cluster.url, autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {name}")
+                connection.execute(SQL("CREATE ROLE {} LOGIN").format(Identifier(str(make_url(running_url).username))))
+            elsewhere = running_url.rpartition("@")[0] + f"@127.0.0.1:{cluster.port}/{name}"
+            code, output = migrate(owner_url, elsewhere, tmp_path)
+    finally:
+        shutil.rmtree(directory)
+    assert (code, f"postgresql://127.0.0.1:{cluster.port}/{name}, and" in output) == (1, True), output
 
 
 def test_an_owner_that_may_make_no_role_says_what_to_do(owner_url: str, postgres_url: str, tmp_path: Path) -> None:
