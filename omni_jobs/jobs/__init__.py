@@ -13,7 +13,15 @@ from omni_jobs.jobs.crew.rescue import DatabasePresence
 from omni_jobs.jobs.crew.skipped import with_skipped
 from omni_jobs.jobs.jobs import Jobs
 from omni_jobs.jobs.keep.retention import Retention
-from omni_jobs.jobs.keep.stage_samples import COARSE_S, FINE_S, LONG_S, StageName, StageSample, StageStanding
+from omni_jobs.jobs.keep.stage_samples import (
+    COARSE_S,
+    FINE_S,
+    LONG_S,
+    StageName,
+    StageSample,
+    StageStanding,
+    VersionStage,
+)
 from omni_jobs.jobs.keep.usage import AMOUNTS, GROUPS
 from omni_jobs.jobs.life.abandon import ABANDONED_S
 from omni_jobs.jobs.life.first_tries import FirstTry, new_try
@@ -126,6 +134,7 @@ __all__ = [
     "Tally",
     "TextPiece",
     "TransitionLog",
+    "VersionStage",
     "VersionWork",
     "VideoJob",
     "VideoPage",

@@ -31,7 +31,7 @@ from omni_jobs.jobs.keep import audit, usage
 from omni_jobs.jobs.keep.delete_holds import deletes_are_held, end_hold, hold_deletes
 from omni_jobs.jobs.keep.garbage import forget_garbage, garbage, orphans, still_shared
 from omni_jobs.jobs.keep.prune import delete_job, delete_jobs, hasten, prune
-from omni_jobs.jobs.keep.stage_samples import StageName, StageStanding
+from omni_jobs.jobs.keep.stage_samples import StageStanding, VersionStage
 from omni_jobs.jobs.keep.stored_bytes import of_tenant
 from omni_jobs.jobs.life import claim, fork_job, report, retry_job, submit
 from omni_jobs.jobs.life.abandon import abandon, abandoned, ask_for
@@ -446,7 +446,7 @@ class Jobs:
         for line in self._db.read(calibrate.lines):
             self._run(partial(calibrate.calibrate, line=line))
 
-    def sample(self) -> Mapping[StageName, StageStanding] | None:
+    def sample(self) -> Mapping[VersionStage, StageStanding] | None:
         """Take the sample of these ten seconds, and return how the stages stand; None if somebody has taken it.
 
         :func:`omni_jobs.jobs.crew.sample.sample` says what it is. It is one transaction that writes, after two that

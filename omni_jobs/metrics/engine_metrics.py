@@ -14,11 +14,11 @@ _DROPPED: Final = "model_name"  # the directory of the checkpoint
 class EngineMetrics(Collector):
     """The metrics of this process's engine, under its own names; none without an engine that measures."""
 
-    def __init__(self, pipeline: str, stage: str) -> None:
-        self._labels = {"pipeline": pipeline, "stage": stage}
+    def __init__(self, pipeline: str, version: str, stage: str) -> None:
+        self._labels = {"pipeline": pipeline, "version": version, "stage": stage}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now, each series with ``pipeline`` and ``stage``, and without the model."""
+        """Yield the metrics as they are now, each series with the labels of the stage, and without the model."""
         for metric in REGISTRY.collect():
             if metric.name.startswith(_OF_ENGINES):
                 metric.samples = [each._replace(labels=self._labelled(each.labels)) for each in metric.samples]

@@ -38,12 +38,12 @@ class RescuerMetrics(ProcessMetrics):
         for kind in ("garbage", "orphan"):
             self.deleted.labels(kind)
         self._standing = {
-            name: Gauge(f"omni_jobs_stage_{name}", what, ["pipeline", "stage"], registry=self.registry)
+            name: Gauge(f"omni_jobs_stage_{name}", what, ["pipeline", "version", "stage"], registry=self.registry)
             for name, what in STANDING.items()
         }
 
-    def stand(self, standings: Collection[tuple[tuple[str, str], object]]) -> None:
-        """Show how stages stand: of each its (pipeline, stage), and a value with the attributes that STANDING names."""
+    def stand(self, standings: Collection[tuple[tuple[str, str, str], object]]) -> None:
+        """Show how stages stand: of each its (pipeline, version, stage), and a value with what STANDING names."""
         for name, gauge in self._standing.items():
             gauge.clear()
             for stage, standing in standings:

@@ -31,7 +31,7 @@ STEPS: Final[Mapping[str, str]] = {
 }
 """The steps of a stage run that are measured, with what is measured."""
 
-_LABELS = ("pipeline", "stage")
+_LABELS = ("pipeline", "version", "stage")
 _NAMES = tuple(f"{bound:g}" for bound in (*BOUNDS, math.inf))  # of the buckets, in a Histogram
 _SHOWN = (*map(str, BOUNDS), "+Inf")  # of the buckets, for Prometheus
 _STATM = Path("/proc/self/statm")
@@ -39,15 +39,15 @@ _MEMORY_STEP = 16 << 20
 
 
 class WorkerMetrics(ProcessMetrics, Collector):
-    """The metrics of a worker and of its engine, with the labels ``pipeline`` and ``stage``. One thread changes them.
+    """The metrics of a worker and of its engine, with its stage for labels. One thread changes them.
 
     Any thread may read them.
     """
 
-    def __init__(self, pipeline: str, stage: str, slots: int) -> None:
-        """``slots``: how many stage runs the worker may hold at once."""
+    def __init__(self, pipeline: str, version: str, stage: str, slots: int) -> None:
+        """``version``: the pipeline's. ``slots``: how many stage runs the worker may hold at once."""
         super().__init__("worker")
-        self._is_of = (pipeline, stage)
+        self._is_of = (pipeline, version, stage)
         self._slots = slots
         self._seconds = {step: _Seconds() for step in STEPS}
         self._ended: dict[str, int] = {}
@@ -56,7 +56,7 @@ class WorkerMetrics(ProcessMetrics, Collector):
         self._renewed_at: float | None = None
         self._claimed_at: float | None = None
         self.registry.register(self)
-        self.registry.register(EngineMetrics(pipeline, stage))
+        self.registry.register(EngineMetrics(*self._is_of))
 
     def claim(self, waited_s: float, *, repeated: bool = False) -> None:
         """Note that a stage run was claimed, now, after it stood in its line for so long. ``repeated``: once more."""

@@ -91,7 +91,7 @@ class StageHost:
         self._on_broken = on_broken
         self._events = events
         self._spans = open_spans(settings, "worker")
-        self._metrics = WorkerMetrics(pipeline.name, stage, slots.number)
+        self._metrics = WorkerMetrics(pipeline.name, pipeline.version, stage, slots.number)
         self._metrics_server: MetricsServer | None = None
         self._database = Database(
             settings.resolved_database_url,

@@ -3,6 +3,7 @@
 Any number of rescuers may call it. The first in ten seconds takes the sample, under the lock of one row.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, func, select, update
@@ -11,8 +12,10 @@ from omni_jobs.database.clock import now
 from omni_jobs.database.insert import insert_unless_there
 from omni_jobs.database.seen_tables import SamplingRow
 from omni_jobs.database.tables import WorkerRow
+from omni_jobs.identity import PipelineId
 from omni_jobs.jobs.keep import stage_samples
-from omni_jobs.jobs.keep.stage_samples import FINE_S, StageName, StageSample, StageStanding
+from omni_jobs.jobs.keep.stage_samples import FINE_S, StageName, StageSample, StageStanding, VersionStage
+from omni_jobs.jobs.order.pipeline_versions import known_versions
 from omni_jobs.jobs.read.counts import counts
 from omni_jobs.metrics.stage_stats import StageStats
 from omni_jobs.states import StageRunState
@@ -27,27 +30,38 @@ def is_due(tx: Connection) -> bool:
     return _is_due(tx.execute(_LAST).scalar_one_or_none(), at)
 
 
-def standings(tx: Connection) -> dict[StageName, StageStanding]:
-    """Return how the stages stand that have a worker, or stage runs that have not ended. Drained workers are none."""
-    found: dict[StageName, dict[str, float]] = {}
+def standings(tx: Connection) -> dict[VersionStage, StageStanding]:
+    """Return how the stages stand that have a worker, or stage runs that have not ended, each version by itself.
+
+    Drained workers are none.
+    """
+    counted = (WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))
+    columns = (WorkerRow.pipeline, WorkerRow.pipeline_digest, WorkerRow.pipeline_version, WorkerRow.stage)
+    sums = (func.count().label("workers"), func.sum(WorkerRow.slots).label("slots"))
+    query = select(*columns, WorkerRow.loading, *sums).where(*counted).group_by(*columns, WorkerRow.loading)
+    workers = tx.execute(query).all()
+    numbers = {each.pipeline: each.version for each in known_versions(tx)}
+    numbers |= {PipelineId(row.pipeline, row.pipeline_digest): row.pipeline_version for row in workers}
+    found: dict[VersionStage, StageStanding] = defaultdict(StageStanding)
     states = {StageRunState.QUEUED: "queued", StageRunState.RUNNING: "running", StageRunState.PENDING: "pending"}
     for each in counts(tx).stage_runs:
-        of_stage = found.setdefault(StageName(each.pipeline, each.stage), {})
-        of_stage[states[each.state]] = of_stage.get(states[each.state], 0) + each.count
-    columns = (WorkerRow.pipeline, WorkerRow.stage, WorkerRow.loading)
-    query = select(*columns, func.count().label("workers"), func.sum(WorkerRow.slots).label("slots"))
-    counted = (WorkerRow.lease_until > now(), WorkerRow.drained_at.is_(None))
-    for row in tx.execute(query.where(*counted).group_by(*columns)):
-        of_stage = found.setdefault(StageName(row.pipeline, row.stage), {})
-        of_stage |= {"loading": row.workers} if row.loading else {"workers": row.workers, "slots": row.slots}
-    return {name: StageStanding(**{key: float(value) for key, value in each.items()}) for name, each in found.items()}
+        number = numbers.get(PipelineId(each.pipeline, each.pipeline_digest), "")
+        stage = VersionStage(each.pipeline, number, each.stage)
+        found[stage] = found[stage].plus(StageStanding(**{states[each.state]: float(each.count)}))
+    for row in workers:
+        count = float(row.workers)
+        more = StageStanding(loading=count) if row.loading else StageStanding(workers=count, slots=float(row.slots))
+        stage = VersionStage(row.pipeline, row.pipeline_version, row.stage)
+        found[stage] = found[stage].plus(more)
+    return dict(found)
 
 
-def sample(tx: Connection, standing: Mapping[StageName, StageStanding]) -> bool:
+def sample(tx: Connection, standing: Mapping[VersionStage, StageStanding]) -> bool:
     """Take the sample of these ten seconds, unless somebody has, and return whether it did.
 
-    ``standing``: how the stages stand, read a moment ago, so that no writer waits while they are counted. Counts of a
-    time in which nobody sampled are all in the next sample, whose ``span_s`` says so.
+    ``standing``: how the stages stand, read a moment ago, so that no writer waits while they are counted. A sample is
+    of all versions together. Counts of a time in which nobody sampled are all in the next sample, whose ``span_s`` says
+    so.
     """
     insert_unless_there(tx, SamplingRow, id=_ROW, at=0.0)
     last: float = tx.execute(_LAST.with_for_update()).scalar_one()
@@ -56,13 +70,16 @@ def sample(tx: Connection, standing: Mapping[StageName, StageStanding]) -> bool:
         return False
     tx.execute(update(SamplingRow).where(SamplingRow.id == _ROW).values(at=at))
     gained = stage_samples.gains(tx, begin=not last)
+    stood: dict[StageName, StageStanding] = defaultdict(StageStanding)
+    for stage, its in standing.items():
+        stood[stage.name] = stood[stage.name].plus(its)
     began = int(at // FINE_S * FINE_S) - FINE_S
     span_s = at - last if 0 < last < at else float(FINE_S)
     stage_samples.add(
         tx,
         [
-            StageSample(name, began, span_s, standing.get(name, StageStanding()), gained.get(name, StageStats()))
-            for name in sorted({*standing, *(name for name, stats in gained.items() if stats != StageStats())})
+            StageSample(name, began, span_s, stood.get(name, StageStanding()), gained.get(name, StageStats()))
+            for name in sorted({*stood, *(name for name, stats in gained.items() if stats != StageStats())})
         ],
     )
     stage_samples.prune(tx, at)

@@ -36,6 +36,19 @@ class StageName(NamedTuple):
     stage: str
 
 
+class VersionStage(NamedTuple):
+    """A stage of one version of a pipeline."""
+
+    pipeline: str
+    version: str  # its number; empty where nobody knows it
+    stage: str
+
+    @property
+    def name(self) -> StageName:
+        """The stage, of whatever version."""
+        return StageName(self.pipeline, self.stage)
+
+
 @dataclass(frozen=True, slots=True)
 class StageStanding:
     """How a stage stands at a moment; in a row of several samples, in the mean."""
@@ -46,6 +59,11 @@ class StageStanding:
     workers: float = 0.0  # with a lease, and their engine loaded
     loading: float = 0.0  # workers that load it
     slots: float = 0.0  # of the workers that have loaded it
+
+    def plus(self, other: "StageStanding") -> "StageStanding":
+        """Return what both have together, of one moment."""
+        mine, others = asdict(self), asdict(other)
+        return StageStanding(**{name: mine[name] + others[name] for name in mine})
 
     def mean(self, share: float, other: "StageStanding") -> "StageStanding":
         """Return the mean of both, of which this one has ``share``."""

@@ -85,7 +85,7 @@ class Bench:
             self.store,
             Settings(data_dir=directory),
             slots=Slots(8, 0),
-            observers=run_observers(self.ledger, WorkerMetrics("any", "any", 8)),  # type: ignore[arg-type]
+            observers=run_observers(self.ledger, WorkerMetrics("any", "1", "any", 8)),  # type: ignore[arg-type]
             on_room=lambda: None,
             on_more=lambda _: None,
             on_broken=self.broken.append,

@@ -99,11 +99,11 @@ def recorded_ends(database: Database) -> dict[str, str]:
 
 
 def _at(stage: str) -> str:
-    return f'{{pipeline="echo",stage="{stage}"}}'
+    return f'{{pipeline="echo",stage="{stage}",version="1"}}'
 
 
 def _of(stage: str, result: str) -> str:
-    return f'{{pipeline="echo",result="{result}",stage="{stage}"}}'
+    return f'{{pipeline="echo",result="{result}",stage="{stage}",version="1"}}'
 
 
 def test_no_label_of_any_process_tells_of_a_tenant_a_job_or_a_key(texts: dict[str, str]) -> None:
@@ -136,16 +136,19 @@ def test_the_api_counts_what_came_and_what_it_answered(texts: dict[str, str]) ->
 def test_a_worker_measures_each_step_and_counts_each_end(texts: dict[str, str]) -> None:
     first, second = values(texts["first"]), values(texts["second"])
     for step, number in {"queue": 2, "load": 2, "run": 2, "store": 1}.items():
-        assert first[f'omni_jobs_stage_{step}_seconds_count{{pipeline="echo",stage="first"}}'] == number
-        assert 0 <= first[f'omni_jobs_stage_{step}_seconds_sum{{pipeline="echo",stage="first"}}'] < WITHIN_S
+        assert first[f'omni_jobs_stage_{step}_seconds_count{{pipeline="echo",stage="first",version="1"}}'] == number
+        assert 0 <= first[f'omni_jobs_stage_{step}_seconds_sum{{pipeline="echo",stage="first",version="1"}}'] < WITHIN_S
     assert first[f"omni_jobs_stage_ended_total{_of('first', 'completed')}"] == 1
     assert first[f"omni_jobs_stage_ended_total{_of('first', 'payload_too_large')}"] == 1
     assert second[f"omni_jobs_stage_ended_total{_of('second', 'completed')}"] == 1
-    stored = first['omni_jobs_stage_handoff_bytes_total{direction="stored",pipeline="echo",stage="first"}']
+    stored = first['omni_jobs_stage_handoff_bytes_total{direction="stored",pipeline="echo",stage="first",version="1"}']
     assert stored > 0
-    assert second['omni_jobs_stage_handoff_bytes_total{direction="loaded",pipeline="echo",stage="second"}'] >= stored
-    assert first['omni_jobs_stage_in_flight{pipeline="echo",stage="first"}'] == 0
-    assert 0 <= first['omni_jobs_stage_lease_age_seconds{pipeline="echo",stage="first"}'] < WITHIN_S
+    assert (
+        second['omni_jobs_stage_handoff_bytes_total{direction="loaded",pipeline="echo",stage="second",version="1"}']
+        >= stored
+    )
+    assert first['omni_jobs_stage_in_flight{pipeline="echo",stage="first",version="1"}'] == 0
+    assert 0 <= first['omni_jobs_stage_lease_age_seconds{pipeline="echo",stage="first",version="1"}'] < WITHIN_S
 
 
 def test_the_rows_of_workers_have_the_same_counts(texts: dict[str, str]) -> None:

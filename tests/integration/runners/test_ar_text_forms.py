@@ -220,17 +220,17 @@ def shown_by_engine(text: str) -> dict[str, tuple[dict[str, str], float]]:
 
 
 async def test_the_engine_s_own_metrics_have_the_stage_s_labels(llm: ARRunner, tiny_causal_lm: Path) -> None:
-    metrics = WorkerMetrics("chat", "llm", 16)
+    metrics = WorkerMetrics("chat", "2", "llm", 16)
     before = shown_by_engine(metrics.text().decode())
     await run(llm, prompt("Hi", max_tokens=12, ignore_eos=True))
     text = metrics.text().decode()
     after = shown_by_engine(text)
-    labels = {"engine": "0", "pipeline": "chat", "stage": "llm"}
+    labels = {"engine": "0", "pipeline": "chat", "version": "2", "stage": "llm"}
     made = "vllm:generation_tokens_total"
     assert after[made] == (labels, before[made][1] + 12)
     assert after["vllm:num_requests_running"] == (labels, 0)
     assert after["vllm:time_to_first_token_seconds_count"][1] == before["vllm:time_to_first_token_seconds_count"][1] + 1
-    of_stage = {"pipeline": "chat", "stage": "llm"}.items()
+    of_stage = {"pipeline": "chat", "version": "2", "stage": "llm"}.items()
     assert {name for name, (each, _) in after.items() if not of_stage <= each.items()} == set()
     assert "model_name" not in text
     assert str(tiny_causal_lm) not in text

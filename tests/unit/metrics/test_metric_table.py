@@ -35,7 +35,7 @@ def documented() -> dict[str, tuple[str, set[str], str]]:
     return {name: (kind, set(re.findall(r"`(\w+)`", labels)), where) for name, kind, labels, where in rows}
 
 
-PROCESSES = {"API": ApiMetrics, "worker": lambda: WorkerMetrics("echo", "first", 8), "rescuer": RescuerMetrics}
+PROCESSES = {"API": ApiMetrics, "worker": lambda: WorkerMetrics("echo", "1", "first", 8), "rescuer": RescuerMetrics}
 
 
 @pytest.mark.parametrize("process", PROCESSES)

@@ -11,7 +11,7 @@ from omni_jobs.metrics.worker_metrics import WorkerMetrics
 
 def counted(values: list[float], ended: dict[str, int] | None = None) -> StageStats:
     """What a worker counts of stage runs that took so long."""
-    metrics = WorkerMetrics("echo", "first", 1)
+    metrics = WorkerMetrics("echo", "1", "first", 1)
     for value in values:
         metrics.observe("run", value)
     for result, number in (ended or {}).items():
@@ -35,10 +35,10 @@ def test_a_clock_that_was_set_back_counts_as_no_time() -> None:
 
 
 def test_a_runner_counts_nothing_but_the_fields_of_usage() -> None:
-    metrics = WorkerMetrics("echo", "first", 1)
+    metrics = WorkerMetrics("echo", "1", "first", 1)
     metrics.store(0, {"pictures": 2, "frames": float("nan"), "sound_s": -1.0, "tenant-a": 7})
     text = metrics.text().decode()
-    assert 'omni_jobs_stage_made_total{pipeline="echo",stage="first",what="pictures"} 2.0' in text
+    assert 'omni_jobs_stage_made_total{pipeline="echo",stage="first",version="1",what="pictures"} 2.0' in text
     assert text.count("omni_jobs_stage_made_total{") == 1
 
 
@@ -80,7 +80,7 @@ def test_percentiles_at_the_ends() -> None:
 
 
 def test_a_row_of_a_worker_comes_back_as_it_was() -> None:
-    metrics = WorkerMetrics("echo", "first", 1)
+    metrics = WorkerMetrics("echo", "1", "first", 1)
     idle = metrics.stats()
     assert (idle.of_stage, idle.claimed_at) == (StageStats(), None)
     assert idle.memory_bytes is not None
