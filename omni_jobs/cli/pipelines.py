@@ -58,7 +58,9 @@ def check(files: StageConfigsArgument) -> None:
 
 
 def list_(as_json: JsonOption = False) -> None:
-    """List the pipelines in the directory of stage configs (OMNI_JOBS_STAGE_CONFIGS), served or not.
+    """List the pipelines in the directory of stage configs (OMNI_JOBS_STAGE_CONFIGS), and which an API server serves.
+
+    OMNI_JOBS_PIPELINES leaves out the others.
 
     \b
     Examples:
@@ -70,10 +72,20 @@ def list_(as_json: JsonOption = False) -> None:
     from omni_jobs.pipelines.loader import load_pipelines
     from omni_jobs.settings import read_settings
 
-    known = load_pipelines(read_settings(notice).resolved_stage_configs)
+    settings = read_settings(notice)
+    known = load_pipelines(settings.resolved_stage_configs)
+    served = {each.reference for each in known.served(settings.pipelines).values()}
     rows = (
-        (each.name, each.version, ", ".join(each.accepts), ", ".join(each.outputs), " → ".join(each.stages))
+        (
+            each.name,
+            each.version,
+            "yes" if each.reference in served else "no",
+            ", ".join(each.accepts),
+            ", ".join(each.outputs),
+            " → ".join(each.stages),
+        )
         for each in known.values()
     )
-    titles = ("pipeline", "version", "takes", "makes", "stages")
-    show(list(known.values()), as_json, lambda _: table_of(*titles, rows=rows))
+    titles = ("pipeline", "version", "served", "takes", "makes", "stages")
+    listed = [{**each.model_dump(mode="json"), "served": each.reference in served} for each in known.values()]
+    show(listed, as_json, lambda _: table_of(*titles, rows=rows))

@@ -170,6 +170,17 @@ def test_list() -> None:
     ]
 
 
+def test_the_list_says_which_pipelines_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def served() -> list[str]:
+        return [each["name"] for each in json.loads(run("pipelines", "list", "--json").output) if each["served"]]
+
+    assert len(served()) == 11, "all of them"
+    monkeypatch.setenv("OMNI_JOBS_PIPELINES", "echo,chat@1")
+    assert served() == ["chat", "echo"]
+    said = {line.split()[0]: line.split()[1:3] for line in run("pipelines", "list").output.splitlines()}
+    assert (said["pipeline"], said["chat"], said["speech"]) == (["version", "served"], ["1", "yes"], ["1", "no"])
+
+
 def test_the_worker_command_is_stock_celery() -> None:
     result = run("worker", "-p", "qwen2_5_omni", "-s", "thinker", "--slot", "thinker-2@%h", "-c", "3", "--dry-run")
     assert result.exit_code == 0
