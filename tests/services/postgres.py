@@ -139,7 +139,7 @@ class EmptyDatabases:
             connection.execute(f"CREATE DATABASE {TEMPLATE}")
         database = Database(_sibling(self._server, TEMPLATE))
         database.migrate()
-        database.let_run(as_running_role(self._server))
+        database.let_run(as_running_role(_sibling(self._server, TEMPLATE)))
         database.close()
         with psycopg.connect(_sibling(self._server, TEMPLATE)) as connection:
             self._as_migrated = connection.execute(_SCHEMA).fetchone()
