@@ -1,18 +1,21 @@
 """The pipelines that are served: their files, their checkpoints on this host, and what these want of a card."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from omni_jobs.cards import cards_of_host, divided, need_of
+from omni_jobs.database.database import Database
 from omni_jobs.doctor.finding import Finding
-from omni_jobs.errors import ConfigError, OmniJobsError
+from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, VersionChanged
+from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.prompts.renderers import Renderers, checkpoint_of
 from omni_jobs.settings import Settings
 
 _NAME_IT = "name its checkpoint (OMNI_JOBS_MODELS), or the pipelines that are served (OMNI_JOBS_PIPELINES)"
+_RAISE_IT = "raise `version` in its file, or put the old file back: docs/operations/change-a-pipeline.md"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.onnx")
 
 
@@ -23,8 +26,33 @@ def pipelines(settings: Settings) -> Iterator[Finding]:
     cards: list[int] = []
     with suppress(ConfigError):  # a driver that fails is what the examination of the cards finds
         cards = [card.total_bytes for card in cards_of_host()]
+    changed = _changed(served, settings)
     for name in served:
-        yield _of_pipeline(served, name, renderers, settings, cards)
+        if (error := changed.get(served[name].reference)) is not None:
+            yield Finding(about=name, state="error", message=error.message, remedy=_RAISE_IT)
+        else:
+            yield _of_pipeline(served, name, renderers, settings, cards)
+
+
+def _changed(served: Pipelines, settings: Settings) -> dict[str, VersionChanged]:
+    """Return why a server would refuse the jobs of those, by NAME@VERSION, whose files are others than the database's.
+
+    Nothing is written. Where the database does not answer, which its own examination finds, none is known.
+    """
+    found: dict[str, VersionChanged] = {}
+    with (
+        suppress(ConfigError, DatabaseUnavailable),
+        closing(Database(settings.resolved_database_url, retry_for_s=0)) as db,
+    ):
+        db.check()  # another schema may lack what is asked for here
+        jobs = Jobs(db)
+        for known in jobs.known_versions():
+            pipeline = served.find(known.reference)
+            if pipeline is None or served.broken(known.reference) or pipeline.id == known.pipeline:
+                continue
+            if known.pipeline in jobs.version_work():  # otherwise the new file takes its place
+                found[known.reference] = known.changed_to(pipeline.id)
+    return found
 
 
 def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: Settings, cards: list[int]) -> Finding:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from omni_jobs.cli import Exit, app
 from omni_jobs.client import AsyncClient, Client
+from omni_jobs.doctor import examine
 from omni_jobs.errors import VersionChanged, VersionDraining
 from omni_jobs.jobs import NewWorker
 from omni_jobs.pipelines.loader import load_pipelines
@@ -165,6 +166,30 @@ def test_a_version_that_was_another_file_takes_no_jobs_while_somebody_has_that(
     assert versions(api)["echo@1"]["digest"] == edited.digest
     api.services.versions.learn()
     assert submit(api, "echo@1").json()["error"]["code"] == "version_changed", "the server with the old file"
+
+
+def test_the_doctor_tells_the_same_of_a_version_that_was_another_file(
+    api: ApiServer, settings: Settings, configs: Path
+) -> None:
+    def told() -> dict[str, tuple[str, str, str | None]]:
+        return {each.about: (each.state, each.message, each.remedy) for each in examine(settings, ["pipelines"])}
+
+    job_id = submit(api, "echo@1").json()["id"]
+    assert {state for state, _, _ in told().values()} == {"ok"}
+    (configs / "echo.yaml").write_text(EDITED)
+    with serve(settings) as other:
+        other.services.versions.learn()
+        refused = other.http.get("/readyz").json()["pipelines"]["echo@1"]["error"]
+    assert refused["code"] == "version_changed"
+    state, message, remedy = told()["echo@1"]
+    assert (state, message) == ("error", refused["message"])
+    assert str(remedy).startswith("raise `version`")
+    assert told()["echo"][0] == "ok", "another version"
+    api.http.post(f"/v1/jobs/{job_id}/cancel")
+    assert told()["echo@1"][0] == "ok", "a server that starts now has the new file take its place"
+    away = settings.model_copy(update={"database_url": f"sqlite:///{configs / 'none.sqlite'}"})
+    assert [each.state for each in examine(away, ["pipelines"])] == ["ok", "ok"]
+    assert versions(api)["echo@1"]["digest"] != load_pipelines(configs)["echo@1"].digest, "the doctor changed it"
 
 
 def test_a_worker_of_the_other_file_keeps_it_too(api: ApiServer, settings: Settings, configs: Path) -> None:
