@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 
@@ -15,6 +16,16 @@ def test_an_engine_on_the_cpu_keeps_freed_memory_unless_the_operator_says_otherw
     assert found["MALLOC_TRIM_THRESHOLD_"] == "131072"
     assert found["PATH"] == os.environ["PATH"]
     assert "MALLOC_TOP_PAD_" not in engine_environment("cuda")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its loopback has another name elsewhere")
+def test_the_ranks_of_an_engine_meet_on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert engine_environment("cuda")["GLOO_SOCKET_IFNAME"] == "lo"
+    with lent_to_engines("cuda"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    assert engine_environment("cuda")["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
 SECRETS = {
