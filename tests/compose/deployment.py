@@ -117,18 +117,17 @@ class Deployment:
         It has no registry and perhaps another index and other deployments, so images are built by other arguments and
         have a tag of their own. A nested daemon may not raise its limit of files. Each process shows its metrics.
         """
-        self._models.mkdir(mode=0o755, exist_ok=True)
         self.port, self.prometheus_port, self.tls_port = (self.engine.free_port() for _ in range(3))
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         given = {
             "COMPOSE_PROJECT_NAME": self.project,
             "COMPOSE_PROFILES": ",".join(self.profiles),
-            "MODELS_DIR": str(self._models),
             "API_PORT": str(self.port),
             "PROMETHEUS_PORT": str(self.prometheus_port),
             "TLS_PORT": str(self.tls_port),
             "TLS_DIR": str(self._tls),
             "TORCH_CPU_INDEX_URL": os.environ.get("TORCH_CPU_INDEX_URL", ""),
+            "OMNI_JOBS_S3_ENDPOINT_URL": "http://objects:8333",  # as it is by default; compose.hosts.yml asks for it
             "OMNI_JOBS_METRICS_PORT": "9400",
             "OMNI_JOBS_METRICS_HOST": "0.0.0.0",
             "NOFILE": str(MOST_FILES if files == resource.RLIM_INFINITY else min(files, MOST_FILES)),
@@ -158,7 +157,7 @@ class Deployment:
 
     @property
     def _models(self) -> Path:
-        return self.directory.with_name("models")
+        return self.directory / "models"  # where MODELS_DIR is by default
 
     def make_checkpoint(self, pipeline: str) -> None:
         """Make a checkpoint with random weights where the pipeline's workers look for it, by their image."""

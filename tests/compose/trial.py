@@ -45,6 +45,12 @@ STAGES = {
 }
 SERVICES = ("api", "rescuer", "valkey", "postgres", "objects")
 PUBLISHED = {"postgres": 5432, "valkey": 6379, "objects": 8333}
+# What Compose has to refuse the lack of, and the options with which it does.
+REQUIRED = {
+    "COMPOSE_PROFILES": [],
+    "OMNI_JOBS_S3_ENDPOINT_URL": options("compose.hosts.yml"),
+    "TLS_DIR": options("compose.tls.yml"),
+}
 
 
 class TrialError(Exception):
@@ -441,6 +447,12 @@ class Trial:
                 left = [name for name, service in found["services"].items() if service.get("runtime")]
                 if path.name in {"compose.cdi.yml", "compose.cpu.yml"} and left:
                     raise TrialError(f"these still ask for NVIDIA's runtime: {', '.join(left)}")
+        for name, words in REQUIRED.items():
+            with self.step(f"docker compose config without {name}"):
+                line = f"{name}= docker compose {' '.join(words)} config --quiet"
+                refused = self.deployment.shell(line, check=False)
+                if refused.returncode == 0 or f"required variable {name} is missing" not in refused.stderr:
+                    raise TrialError(f"it ends with {refused.returncode}: {refused.stderr[-500:]}")
         for page in ("compose.md", "several-hosts.md", "gpus.md"):
             with self.step(f"overrides of {page}") as facts:
                 facts["overrides"] = self._overrides(page)

