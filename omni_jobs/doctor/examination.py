@@ -5,7 +5,7 @@ from typing import Final
 
 from omni_jobs.doctor import host, models, services, tls
 from omni_jobs.doctor.finding import Finding
-from omni_jobs.errors import OmniJobsError, StorageFull
+from omni_jobs.errors import ConfigError, OmniJobsError, StorageFull
 from omni_jobs.settings import Settings
 
 EXAMINATIONS: Final[Mapping[str, Callable[[Settings], Iterator[Finding]]]] = {
@@ -33,6 +33,8 @@ _REMEDIES: Final = {
 
 _NO_ROOM: Final = "free the disk (docs/operations/disk.md), or lower OMNI_JOBS_MIN_FREE_BYTES"
 
+_KEYS: Final = "correct this variable of boto3, or the file that it names (docs/settings.md); no process starts with it"
+
 
 def examine(settings: Settings, names: Collection[str] = tuple(EXAMINATIONS)) -> Iterator[Finding]:
     """Yield what the examinations of these names find, as they find it. What one raises is an error that it found."""
@@ -43,5 +45,12 @@ def examine(settings: Settings, names: Collection[str] = tuple(EXAMINATIONS)) ->
             yield from EXAMINATIONS[name](settings)
         except (OmniJobsError, OSError) as error:
             message, *_ = str(error).splitlines()  # a driver adds advice of its own
-            remedy = _NO_ROOM if isinstance(error, StorageFull) else _REMEDIES.get(name)
-            yield Finding(about=name, state="error", message=message, remedy=remedy)
+            yield Finding(about=name, state="error", message=message, remedy=_remedy(name, error))
+
+
+def _remedy(name: str, error: OmniJobsError | OSError) -> str | None:
+    if isinstance(error, StorageFull):
+        return _NO_ROOM
+    if isinstance(error, ConfigError) and (error.field or "").startswith("AWS_"):
+        return _KEYS
+    return _REMEDIES.get(name)

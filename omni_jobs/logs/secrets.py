@@ -100,8 +100,8 @@ def know_secrets(settings: Settings) -> None:
                 found.append(key.get_secret_value())
     if settings.api_key is not None:
         found.append(settings.api_key.get_secret_value())
-    foreign = ("AWS_", "PG", "OTEL_", "HF_")
-    found += [value for name, value in os.environ.items() if name.startswith(foreign) and _FOREIGN.search(name)]
+    foreign = [name for name in os.environ if name.startswith(("AWS_", "PG", "OTEL_", "HF_")) and _FOREIGN.search(name)]
+    found += [os.environ[name] for name in foreign if not name.endswith("FILE")]  # a file's name is to be read
     know(found)
 
 

@@ -31,8 +31,8 @@ __all__ = [
 def open_store(settings: Settings) -> ObjectStore:
     """Return the object store that the setting ``storage_url`` names: ``file:///directory`` or ``s3://bucket/prefix``.
 
-    Raises ConfigError for any other URL, or a wrong one of an S3 service. A store that cannot be reached raises nothing
-    here, only when used.
+    Raises ConfigError for any other URL, a wrong one of an S3 service, or where boto3 finds no keys for it. A store
+    that cannot be reached raises nothing here, only when used.
     """
     try:
         url = urlsplit(settings.resolved_storage_url)

@@ -14,6 +14,7 @@ import socket
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from boto3.session import Session
@@ -84,6 +85,11 @@ def trusted_file(session: Session) -> str | None:
     """
     found = session._session.get_config_variable("ca_bundle")
     return found if isinstance(found, str) else None
+
+
+def keys_file(session: Session) -> Path:
+    """Return the file of which botocore reads keys: that of AWS_SHARED_CREDENTIALS_FILE, or the user's own."""
+    return Path(str(session._session.get_config_variable("credentials_file"))).expanduser()
 
 
 def install_hooks(client: S3Client) -> None:

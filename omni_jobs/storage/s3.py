@@ -20,7 +20,6 @@ from functools import cached_property, partial
 from itertools import accumulate, islice
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.parsers import ResponseParserError
@@ -37,7 +36,8 @@ from omni_jobs.errors import (
 )
 from omni_jobs.files import byte_views
 from omni_jobs.servers import check_base_url
-from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks, trusted_file
+from omni_jobs.storage.botocore_hooks import CallLimit, CallLimitReached, install_hooks
+from omni_jobs.storage.credentials import check_credentials, open_session
 from omni_jobs.storage.keys import check_key, check_prefix
 from omni_jobs.storage.object_store import STREAM_BYTES, ObjectRef, ObjectStore, StoredObject, digest_text
 from omni_jobs.tls.certificates import check_trusted, refusal
@@ -67,7 +67,8 @@ class S3ObjectStore(ObjectStore):
     ``call_s``: the seconds that a call may take with all its attempts; a call that moves an object gets a second more
     for each MB, and ``check`` has 4 s. ``download_url_s``: how many seconds a ``download_url`` lives; None: there is
     none. ``public_endpoint_url``: where clients reach the service, if not at ``endpoint_url``. Raises ConfigError for
-    a bucket, prefix or endpoint that is not valid, and for a file of trusted authorities that cannot be used.
+    a bucket, prefix or endpoint that is not valid, for a file of trusted authorities that cannot be used, and where
+    boto3 finds no keys (:mod:`omni_jobs.storage.credentials`).
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class S3ObjectStore(ObjectStore):
         self._region = region
         self._endpoint_url = endpoint_url
         self._call_s = call_s
-        self._session = boto3.session.Session()
-        trusted = trusted_file(self._session)
+        self._session, trusted = open_session()
         if trusted is not None and not (endpoint_url or "").startswith("http:"):
             check_trusted(trusted, field="AWS_CA_BUNDLE")
+        check_credentials(self._session)
         self._config = Config(
             signature_version="s3v4",
             request_checksum_calculation="when_required",

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.settings import Settings, read_settings
+from tests.without_rights import without_rights
 
 SECRETS = {
     "OMNI_JOBS_BROKER_URL": "redis://:hidden-word@broker:6379/0",
@@ -74,6 +75,26 @@ def test_a_file_that_is_no_secret_is_refused(
         read_settings()
     assert caught.value.to_dict()["field"] == f"{variable}_FILE"
     assert "hidden-word" not in str(caught.value)
+
+
+@each_secret
+def test_a_directory_in_place_of_a_secret_is_refused(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{variable}_FILE", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_settings()
+
+
+def test_a_secret_that_this_user_may_not_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRETS["OMNI_JOBS_BROKER_URL"])
+    file.chmod(0)
+    command = [*without_rights(), sys.executable, "-m", "omni_jobs.cli", "migrate"]
+    environment = {**os.environ, "OMNI_JOBS_BROKER_URL_FILE": str(file)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"omni-jobs: OMNI_JOBS_BROKER_URL_FILE: {file} cannot be read: Permission denied\n"
 
 
 def test_a_secret_of_a_wrong_form_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

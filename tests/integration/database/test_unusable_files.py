@@ -1,7 +1,6 @@
 """A file of SQLite that no wait mends: a command says what it is, where, and that it does not pass by itself."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,18 +13,15 @@ from sqlalchemy import text
 from omni_jobs.cli.exits import Exit
 from omni_jobs.database.database import Database
 from omni_jobs.errors import DatabaseUnavailable
+from tests.without_rights import without_rights
 
 COMMANDS = (("migrate",), ("migrate", "--check"), ("tenants", "list"))
-WITHOUT_RIGHTS = ["setpriv", "--bounding-set=-all", "--"]  # root may read each file, and this takes that away
-
-if os.geteuid() == 0 and shutil.which(WITHOUT_RIGHTS[0]) is None:
-    WITHOUT_RIGHTS = []
 
 
 def run(file: Path, *arguments: str) -> tuple[int, str]:
     """Run a command as a user without root's rights, on a database in this file; return its exit code and errors."""
     done = subprocess.run(
-        [*(WITHOUT_RIGHTS if os.geteuid() == 0 else []), sys.executable, "-m", "omni_jobs.cli", *arguments],
+        [*without_rights(), sys.executable, "-m", "omni_jobs.cli", *arguments],
         env={**os.environ, "OMNI_JOBS_DATABASE_URL": f"sqlite:///{file}"},
         capture_output=True,
         text=True,
@@ -77,7 +73,6 @@ def test_a_file_that_is_no_database_does_not_pass(
     assert (code, said in errors, f"{file}\n" in errors) == (Exit.FAILED, True, True), errors
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not WITHOUT_RIGHTS, reason="root reads each file, and setpriv is not here")
 @pytest.mark.parametrize(
     ("mode", "of_directory", "said"),
     [
