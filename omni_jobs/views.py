@@ -248,7 +248,7 @@ class WaitingView(_View):
 
     # turn: for its place in the stage's line. paused: an operator paused the stage. no_worker: no live worker of the
     # stage has the job's pipeline file. loading_model: those that have it load their model. engine_down: its engine
-    # died, hangs or could not be loaded, and no other worker of the stage serves. retry_backoff: an attempt
+    # died, hangs or could not be loaded, and no other worker of the version serves. retry_backoff: an attempt
     # failed, and the next is due later. quota: its tenant runs as many jobs as it may.
     reason: Literal["turn", "quota", "paused", "no_worker", "loading_model", "engine_down", "retry_backoff"]
     stage: str

@@ -6,7 +6,7 @@ from typing import Final
 
 from omni_jobs.http.browsers import SHOWN_TYPES
 from omni_jobs.identity import PipelineId
-from omni_jobs.jobs import KnownVersion, paused_since
+from omni_jobs.jobs import DownStage, KnownVersion, paused_since
 from omni_jobs.pipelines.loader import Pipelines, version_order
 from omni_jobs.states import StageRunState
 from omni_jobs.views import ArtifactView, Counts, StageLoad, StageRunView, WorkerView
@@ -20,16 +20,16 @@ def stage_loads(
     counts: Counts,
     workers: Sequence[WorkerView],
     paused: Mapping[tuple[str, str], float],
-    down: Mapping[tuple[str, str], int],
+    down: Mapping[DownStage, int],
     known: Sequence[KnownVersion],
 ) -> list[StageLoad]:
     """Return the load of each stage of the served pipelines, and of stages with stage runs whose pipeline is gone.
 
     Where several versions of a pipeline have workers or stage runs, each of these has loads of its own, the newest
-    first. ``down``: how many slots of a stage have an engine that is down, of all versions. ``known``: the versions
-    that SQL knows, with their numbers. ``paused``: as ``Jobs.paused_stages`` returns it.
+    first. ``down``: how many slots of a stage have an engine that is down, by version. ``known``: the versions that SQL
+    knows, with their numbers. ``paused``: as ``Jobs.paused_stages`` returns it.
     """
-    at_work = _AtWork(counts, workers)
+    at_work = _AtWork(counts, workers, down)
     numbers = at_work.numbers | {each.pipeline: each.version for each in known}
     draining = {each.pipeline for each in known if each.draining_at is not None}
     served: dict[str, list[str]] = defaultdict(list)
@@ -59,8 +59,7 @@ def stage_loads(
             update={
                 "paused": all(
                     paused_since(paused, load.pipeline, each, load.stage) is not None for each in counted(load)
-                ),
-                "down": down.get((load.pipeline, load.stage), 0),
+                )
             }
         )
         for load in loads
@@ -70,7 +69,8 @@ def stage_loads(
 class _AtWork:
     """The workers, and the stage runs that have not ended, by version and stage."""
 
-    def __init__(self, counts: Counts, workers: Sequence[WorkerView]) -> None:
+    def __init__(self, counts: Counts, workers: Sequence[WorkerView], down: Mapping[DownStage, int]) -> None:
+        self._down = down
         self.runs: dict[tuple[PipelineId, str], Counter[StageRunState]] = defaultdict(Counter)
         self.numbers: dict[PipelineId, str] = {}  # of the versions that have workers
         self._crews: dict[tuple[PipelineId, str], list[WorkerView]] = defaultdict(list)
@@ -104,6 +104,16 @@ class _AtWork:
             slots=sum(worker.slots if worker.drained_at is None else worker.running for worker in crew),
             paused=False,
             drained=len(crew) - len(claiming),
+            down=self._down_slots(name, versions, stage),
+        )
+
+    def _down_slots(self, name: str, versions: Sequence[PipelineId], stage: str) -> int:
+        """Return how many engines of these versions are down; where none is at work, of all."""
+        digests = {None, *(version.digest for version in versions)}
+        return sum(
+            slots
+            for each, slots in self._down.items()
+            if (each.pipeline, each.stage) == (name, stage) and (not versions or each.digest in digests)
         )
 
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVISION = "0024"
+REVISION = "0025"
 """The schema's revision that this build needs: the last file in ``migrations`` (a test compares the two)."""
 
 _REVISION = text("SELECT version_num FROM alembic_version")

@@ -48,6 +48,7 @@ class DownEngineRow(Base):
     pipeline: Mapped[str] = mapped_column(NameType)
     stage: Mapped[str] = mapped_column(NameType)
     at: Mapped[float] = mapped_column(Seconds)
+    pipeline_digest: Mapped[str | None] = mapped_column(String(64))  # Pipeline.digest; None: an older build noted it
 
 
 class SampledWorkerRow(Base):

@@ -30,6 +30,7 @@ from omni_jobs.jobs.life.submit import as_written
 from omni_jobs.jobs.observers import transition_observers
 from omni_jobs.jobs.observers.jobs_observer import JobsObserver
 from omni_jobs.jobs.observers.transition_log import TransitionLog
+from omni_jobs.jobs.order.down_engines import DownStage
 from omni_jobs.jobs.order.paused_stages import paused_since
 from omni_jobs.jobs.order.pipeline_versions import KnownVersion, VersionWork
 from omni_jobs.jobs.read.audit import PastAct
@@ -94,6 +95,7 @@ __all__ = [
     "Completion",
     "DatabasePresence",
     "Detail",
+    "DownStage",
     "ErrorKind",
     "Failure",
     "FirstTry",

@@ -55,10 +55,10 @@ _FILES_OF_WORKERS = (
     .where(WorkerRow.lease_until > now())
     .distinct()
 )
-_DOWN = select(DownEngineRow.pipeline, DownEngineRow.stage, null(), null(), false(), false()).where(
-    DownEngineRow.at >= now() - KEPT_S
-)
-_FILES: CompoundSelect[Any] = union_all(_FILES_OF_WORKERS, _DOWN)  # of a slot whose engine is down no file is known
+_DOWN = select(
+    DownEngineRow.pipeline, DownEngineRow.stage, DownEngineRow.pipeline_digest, null(), false(), false()
+).where(DownEngineRow.at >= now() - KEPT_S)
+_FILES: CompoundSelect[Any] = union_all(_FILES_OF_WORKERS, _DOWN)  # a slot whose engine is down has no version in it
 
 
 def waits(
@@ -117,10 +117,10 @@ class _Stages:
         self._serving: dict[_Stage, _Files] = defaultdict(dict)
         self._loading: dict[_Stage, _Files] = defaultdict(dict)
         self._drained: dict[_Stage, _Files] = defaultdict(dict)
-        self._down: set[_Stage] = set()
+        self._down: dict[_Stage, set[str | None]] = defaultdict(set)
         for row in tx.execute(_FILES):
-            if row.pipeline_digest is None:
-                self._down.add((row.pipeline, row.stage))
+            if row.pipeline_version is None:
+                self._down[row.pipeline, row.stage].add(row.pipeline_digest)
                 continue
             files = self._drained if row.is_drained else self._loading if row.loading else self._serving
             files[row.pipeline, row.stage][row.pipeline_digest] = row.pipeline_version
@@ -133,7 +133,7 @@ class _Stages:
             return _view(job, run, "paused", f"stage {run.stage} is paused{whose}")
         if job.pipeline_digest not in self._serving[stage]:
             is_loading = job.pipeline_digest in self._loading[stage]
-            if stage in self._down and not self._serving[stage]:
+            if job.pipeline_digest in self._down[stage] or (None in self._down[stage] and not self._serving[stage]):
                 then = "a worker loads it again" if is_loading else "no worker loads it yet"
                 return _view(job, run, "engine_down", f"the engine of stage {run.stage} is down, and {then}")
             if is_loading:

@@ -269,6 +269,13 @@ def test_versions_with_work_are_told_apart_until_one_is_left(api: ApiServer) -> 
     page = api.http.get("/").text
     assert ('aria-label="echo@1"' in page, 'aria-label="echo@2"' in page, page.count(">draining<")) == (True, True, 1)
     assert "echo@2.first: 1 stage run queued, and no worker" in page
+    version_two = NewWorker(
+        "v", "v", api.services.pipelines.named("echo@2", field="model").stage_id("first"), "host", 1, 4, "2"
+    )
+    api.services.jobs.register_worker(version_two, 60.0, loading=True)
+    api.services.jobs.retire_worker("v", engine_down=True)
+    shown = [each["down"] for each in api.http.get("/v1/status").json()["stages"]]
+    assert shown == [1, 0, 0, 0], "the engine of version 2 is no other's"
     for job_id in job_ids:
         api.http.post(f"/v1/jobs/{job_id}/cancel")
     api.services.jobs.retire_worker("w")

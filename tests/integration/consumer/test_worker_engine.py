@@ -140,7 +140,8 @@ def test_an_engine_that_dies_with_nothing_in_it_ends_its_worker(stack: EchoStack
     assert worker.process.wait(60) == 1
     print(f"kill -9 of an idle engine -> worker ended {time.monotonic() - killed:.2f} s")
     assert "the engine is gone" in worker.log.read_text()
-    assert stack.jobs.down_engines() == {("qwen2_5_omni", "thinker"): 1}
+    [(down, slots)] = stack.jobs.down_engines().items()
+    assert (down.pipeline, down.stage, slots) == ("qwen2_5_omni", "thinker", 1)
 
 
 def told(stack: EchoStack, job_id: str) -> tuple[str, str]:

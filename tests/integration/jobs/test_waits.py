@@ -6,7 +6,7 @@ from sqlalchemy import text
 from omni_jobs.database.database import Database
 from omni_jobs.errors import OutOfMemory
 from omni_jobs.identity import PipelineId, StageId
-from omni_jobs.jobs import Detail, Jobs, NewWorker, SubmitResult
+from omni_jobs.jobs import Detail, DownStage, Jobs, NewWorker, SubmitResult
 from omni_jobs.jobs.read import calibrate, line
 from omni_jobs.jobs.read.estimates import SOON
 from omni_jobs.priority import Priority
@@ -83,7 +83,7 @@ def test_an_engine_is_down_until_a_worker_serves_in_its_slot(jobs: Jobs, databas
     assert (found.reason, found.message) == (
         "engine_down", "the engine of stage first is down, and no worker loads it yet",
     )  # fmt: skip
-    assert jobs.down_engines() == {("echo", "first"): 1}
+    assert jobs.down_engines() == {DownStage("echo", "d", "first"): 1}
     jobs.register_worker(new_worker("w4", "slot"), 60.0, loading=True)
     found = waiting(jobs, job_id)
     assert (found.reason, "loads it again" in found.message) == ("engine_down", True)
@@ -96,6 +96,26 @@ def test_an_engine_is_down_until_a_worker_serves_in_its_slot(jobs: Jobs, databas
     with database.begin() as tx:
         tx.execute(text("UPDATE down_engines SET at = at - 3601"))
     assert (waiting(jobs, job_id).reason, jobs.down_engines()) == ("no_worker", {}), "nobody came back in an hour"
+
+
+def test_an_engine_that_is_down_is_that_of_its_version(jobs: Jobs, database: Database) -> None:
+    [old], [new] = submit(jobs), submit(jobs, pipeline=NEW.pipeline, pipeline_version="2")
+
+    def reasons() -> list[str]:
+        return [waiting(jobs, job_id).reason for job_id in (old, new)]
+
+    register(jobs, "w", version="2", digest="e")
+    jobs.retire_worker("w", engine_down=True)
+    assert reasons() == ["no_worker", "engine_down"]
+    assert jobs.down_engines() == {DownStage("echo", "e", "first"): 1}
+    register(jobs, "old")
+    assert reasons() == ["turn", "engine_down"], "a worker that serves another version does not help"
+    with database.begin() as tx:  # noted by a build that knew no versions of them
+        tx.execute(text("UPDATE down_engines SET pipeline_digest = NULL"))
+    assert jobs.down_engines() == {DownStage("echo", None, "first"): 1}
+    assert reasons() == ["turn", "no_worker"]
+    jobs.retire_worker("old")
+    assert reasons() == ["engine_down", "engine_down"], "of which version it was nobody knows"
 
 
 def new_worker(worker_id: str, slot: str) -> NewWorker:
