@@ -23,6 +23,9 @@ NAME: Final = "^[a-z][a-z0-9_]{0,39}$"
 REFERENCE: Final = "^[a-z][a-z0-9_]{0,39}(@[0-9A-Za-z.-]{1,20})?$"
 """The pattern of NAME or NAME@VERSION of a pipeline."""
 
+VERSION: Final = "^[0-9A-Za-z.-]{1,20}$"
+"""The pattern of the version of a pipeline."""
+
 _PAIR: Final = re.compile(r"^[^=]{0,64}=[\s\S]{0,512}$")
 Pair = Annotated[str, WithJsonSchema({"type": "string", "pattern": _PAIR.pattern})]
 """NAME=VALUE in a query. ``pairs_of`` checks it, because pydantic would name an item by its number alone."""
@@ -30,7 +33,7 @@ _STATES: dict[str, Any] = {"anyOf": [{"type": "string", "enum": [state.value for
 _UNIX_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e11}
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, _UNIX_SECONDS, {"type": "null"}]}
 TENANT: Final = r"^[!-~]{1,64}$"
-_NO_FILTERS: Final = {"cursor", "limit", "dry_run", "from_stage"}
+_NO_FILTERS: Final = {"cursor", "limit", "dry_run", "from_stage", "version"}
 """The fields of an action that do not say which jobs match."""
 
 
@@ -51,7 +54,7 @@ class JobAction(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     status: Annotated[JobState | None, WithJsonSchema(_STATES)] = None
-    pipeline: Annotated[str | None, Field(pattern=NAME)] = None
+    pipeline: Annotated[str | None, Field(pattern=REFERENCE, description="NAME, or NAME@VERSION")] = None
     stage: Annotated[str | None, Field(pattern=NAME, description="where the job stands, as in lists")] = None
     error_code: Annotated[str | None, Field(pattern=NAME)] = None
     metadata: Annotated[
@@ -77,9 +80,11 @@ class JobAction(BaseModel):
         given = self.model_dump(exclude=_NO_FILTERS, exclude_defaults=True)
         if not given:
             raise InvalidRequest("name at least one field that the jobs match, such as created_before", field="body")
+        name, version = name_and_version(self.pipeline)
         return JobFilter(
             states=frozenset(states if self.status is None else [self.status]),
-            pipeline=self.pipeline,
+            pipeline=name,
+            version=version,
             stage=self.stage,
             error_code=self.error_code,
             metadata=tuple(self.metadata.items()),
@@ -94,6 +99,9 @@ class JobRetries(JobAction):
 
     from_stage: Annotated[
         str | None, Field(max_length=100, description="run this stage again, and all that follow it")
+    ] = None
+    version: Annotated[
+        str | None, Field(pattern=VERSION, description="of their pipelines, on which they run; without it their own")
     ] = None
 
 
@@ -113,6 +121,14 @@ def read_action(kind: type["JobAction"], body: bytes | bytearray) -> Any:
         return kind.model_validate_json(json.dumps(given))  # its strict types are those of JSON
     except ValidationError as error:
         raise refuse(error) from None
+
+
+def name_and_version(reference: str | None) -> tuple[str | None, str | None]:
+    """Return the name and the version of a pipeline that was named NAME or NAME@VERSION; None: not given."""
+    if reference is None:
+        return None, None
+    name, _, version = reference.partition("@")
+    return name, version or None
 
 
 def tenant_of(caller: Caller, named: str | None) -> str | None:

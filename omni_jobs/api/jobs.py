@@ -13,9 +13,11 @@ from omni_jobs.api.examples import EVENT_STREAM, EVENTS, FORK, JOB, MULTIPART, S
 from omni_jobs.api.job_filters import (
     MOST_METADATA,
     NAME,
+    REFERENCE,
     TENANT,
     Pair,
     TimeOfQuery,
+    name_and_version,
     pairs_of,
     tenant_of,
 )
@@ -186,7 +188,7 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=100), WholeNumber] = 20,
     cursor: Annotated[str | None, Query(pattern=f"^{JOB_ID.pattern}$", description="`next_cursor` of a page")] = None,
     status: Annotated[JobState | None, Query()] = None,
-    pipeline: Annotated[str | None, Query(pattern=NAME)] = None,
+    pipeline: Annotated[str | None, Query(pattern=REFERENCE, description="NAME, or NAME@VERSION")] = None,
     stage: Annotated[
         str | None,
         Query(pattern=NAME, description="where the job stands: its stage of this name is queued, runs or has failed"),
@@ -216,9 +218,11 @@ async def list_jobs(
     errors) come to 2 MiB, with one job at least, and where several filters leave few of many jobs that
     were looked at. Go by `next_cursor`, not by the number of jobs.
     """
+    name, version = name_and_version(pipeline)
     wanted = JobFilter(
         states=None if status is None else frozenset([status]),
-        pipeline=pipeline,
+        pipeline=name,
+        version=version,
         stage=stage,
         error_code=error_code,
         metadata=pairs_of(metadata or ()),

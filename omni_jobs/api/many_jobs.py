@@ -37,9 +37,10 @@ async def act_on_matching(services: Services, caller: Caller, verb: ActionVerb, 
         done.note_group(job_ids, changed, "cancel")
 
     async def retry(job_ids: Sequence[str]) -> None:
-        from_stage = action.from_stage if isinstance(action, JobRetries) else None
+        given = action if isinstance(action, JobRetries) else JobRetries()
         for job_id in job_ids:
-            await _noting(done, job_id, _retry(services, caller, job_id, from_stage, wanted.states))
+            retried = _retry(services, caller, job_id, given.from_stage, wanted.states, given.version)
+            await _noting(done, job_id, retried)
 
     async def delete(job_ids: Sequence[str]) -> None:
         act = partial(services.jobs.delete_all, job_ids, by=caller.actor, states=wanted.states)
@@ -181,10 +182,17 @@ async def _retry(
     job_id: str,
     from_stage: str | None,
     states: Collection[JobState] | None = None,
+    version: str | None = None,
 ) -> None:
-    may_be_high = caller.may(Scope.PRIORITY)
     await services.intake.retry(
-        job_id, from_stage, caller.sees, caller.limits, may_be_high=may_be_high, by=caller.actor, states=states
+        job_id,
+        from_stage,
+        caller.sees,
+        caller.limits,
+        version=version,
+        may_be_high=caller.may(Scope.PRIORITY),
+        by=caller.actor,
+        states=states,
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from omni_jobs.cli import options
 from omni_jobs.cli.connect import connect
 from omni_jobs.cli.exits import act_on_each
@@ -136,8 +134,8 @@ def retry(
     """Retry a job that has ended: the stages that did not succeed, and with --from-stage that stage and all after it.
 
     With --filter all jobs that match and have failed, expired or been cancelled are retried, after a question.
-    With --version a job goes on with another version of its pipeline. One that waits for a version which no worker
-    serves any more has to be cancelled first.
+    With --version jobs go on with another version of their pipeline. Those that wait for a version which no worker
+    serves any more have to be cancelled first.
 
     \b
     Examples:
@@ -145,15 +143,14 @@ def retry(
       omni-jobs retry job-0193…
       omni-jobs retry job-0193… --from-stage talker --wait
       omni-jobs retry job-0193… --version 2
+      omni-jobs retry --filter pipeline=echo@1 --filter status=cancelled --version 2
     """
     from omni_jobs.cli.live import show_progress
 
     check_target(job_id, filters, dry_run, wait)
-    if job_id is None and version is not None:
-        raise typer.BadParameter("it is for one job", param_hint="--version")
     with connect(url) as client:
         if job_id is None:
-            action = partial(client.retry_all, from_stage=from_stage)
+            action = partial(client.retry_all, from_stage=from_stage, version=version)
             act_on_many(action, "retry", filters or (), dry_run=dry_run, is_sure=yes, as_json=as_json)
             return
         job = client.retry(job_id, from_stage=from_stage, version=version)

@@ -237,15 +237,23 @@ class Calls(Generic[LinesT]):
         filter: JobsFilter,
         *,
         from_stage: str | None = None,
+        version: str | None = None,
         dry_run: bool = False,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Steps[JobActionView]:
         """Retry the jobs that match and have failed, expired or been cancelled; those completed with ``from_stage``.
 
+        ``version``: that of their pipelines on which they run; None: their own.
         ``stopped_by`` of the answer says why it ended early, such as a full backlog. Otherwise as ``cancel_all``.
         """
-        given = {"from_stage": from_stage, "dry_run": dry_run, "limit": limit, "cursor": cursor}
+        given = {
+            "from_stage": from_stage,
+            "version": version,
+            "dry_run": dry_run,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return (yield from _act("retry", {**filter, **given}))
 
     def advance_all(

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
-from omni_jobs.api.job_filters import JobAction, JobRetries, pairs_of, read_action, tenant_of
+from omni_jobs.api.job_filters import JobAction, JobRetries, name_and_version, pairs_of, read_action, tenant_of
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.http.request_parameters import NUMBER
 from omni_jobs.jobs import JobFilter
@@ -50,9 +50,11 @@ class JobQuery:
     def filter(self, caller: Caller) -> JobFilter:
         """Return the filter for a list. Raises MissingScope for the tenant of others."""
         action = self.action
+        name, version = name_and_version(action.pipeline)
         return JobFilter(
             states=None if action.status is None else frozenset([action.status]),
-            pipeline=action.pipeline,
+            pipeline=name,
+            version=version,
             stage=action.stage,
             error_code=action.error_code,
             metadata=tuple(action.metadata.items()),

@@ -34,6 +34,7 @@ class JobFilter:
     """The jobs that a list shows, or that many are changed of: those that match every field. None, or {}: any.
 
     states          those that the job may be in
+    version         of its pipeline, as people name it
     stage           where the job stands: its stage run of this name is queued or running, or has failed
     metadata        names with values that its metadata have, all of them
     created_after   the time in its id, that of its admission, is this or later; seconds since 1970
@@ -44,6 +45,7 @@ class JobFilter:
 
     states: frozenset[JobState] | None = None
     pipeline: str | None = None
+    version: str | None = None
     stage: str | None = None
     error_code: str | None = None
     metadata: Collection[tuple[str, str]] = ()

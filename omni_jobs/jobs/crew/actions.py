@@ -149,6 +149,8 @@ def wanted_json(wanted: JobFilter) -> dict[str, Any]:
     """Return a filter as an action's row keeps it."""
     values = asdict(wanted)
     del values["except_tenants"]  # of one walk alone
+    if wanted.version is None:
+        del values["version"]  # which servers of the release before do not know
     return {**values, "states": None if wanted.states is None else sorted(wanted.states)}
 
 

@@ -76,7 +76,12 @@ def _check(wanted: JobFilter, cursor: str | None) -> None:
     """Raise InvalidRequest for a text that PostgreSQL would refuse."""
     if cursor is not None and not (cursor.startswith("job-") and cursor.isprintable()):
         raise InvalidRequest("not a cursor of this API", field="cursor")
-    names = {"pipeline": wanted.pipeline, "stage": wanted.stage, "error_code": wanted.error_code}
+    names = {
+        "pipeline": wanted.pipeline,
+        "version": wanted.version,
+        "stage": wanted.stage,
+        "error_code": wanted.error_code,
+    }
     for field, name in {**names, "tenant": wanted.tenant}.items():
         if name is not None and not name.isprintable():
             raise InvalidRequest("not a printable name", field=field)
@@ -158,6 +163,8 @@ def _plan(tx: Connection, wanted: JobFilter, states: Sequence[JobState]) -> tupl
                 for pipeline in ([wanted.pipeline] if wanted.pipeline is not None else _pipelines_with(tx, state))
             ]
         walk = partial(_newest_of, tx, bounds, lines)
+    if wanted.version is not None:
+        left.append(job.pipeline_version.concat("") == wanted.version)
     if wanted.except_tenants:
         left.append(job.tenant.not_in(sorted(wanted.except_tenants)))
     conditions = [condition for condition in left if condition is not None]

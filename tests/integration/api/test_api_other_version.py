@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from omni_jobs.cli import Exit, app
+from omni_jobs.cli import app
 from omni_jobs.client import Client
 from omni_jobs.errors import Conflict
 from omni_jobs.jobs import Claim, Completion, NewWorker
@@ -181,5 +181,24 @@ def test_the_client_and_the_command(api: ApiServer) -> None:
             client.retry(half_done(api), version="3")
     done = CliRunner().invoke(app, ["retry", half_done(api), "--version", "2", "--url", url])
     assert done.exit_code == 0, done.output
-    wrong = CliRunner().invoke(app, ["retry", "--filter", "status=failed", "--version", "2", "--url", url])
-    assert (wrong.exit_code, "for one job" in wrong.output) == (Exit.USAGE, True)
+
+
+def test_all_jobs_of_a_version_go_on_with_another(api: ApiServer) -> None:
+    def command(*words: str) -> str:
+        words = (*words, "--filter", "pipeline=echo@1", "--yes", "--url", f"http://{api.host}:{api.port}")
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    moved = [half_done(api), half_done(api), submitted(api, "1")]
+    other = half_done(api, "2")
+    assert "cancel: 1 of 1 jobs" in command("cancel")
+    refused = command("retry", "--version", "3")
+    assert "retry: 0 of 3 jobs" in refused
+    assert "is not in version 3" in refused
+    assert "retry: 3 of 3 jobs" in command("retry", "--version", "2", "--filter", "status=cancelled")
+    assert {api.services.jobs.get(job_id).pipeline_version for job_id in moved} == {"2"}
+    with Client(f"http://{api.host}:{api.port}") as client:
+        assert [job.id for job in client.list(pipeline="echo@2", status=JobState.CANCELLED).jobs] == [other]
+        assert client.list(pipeline="echo@1").jobs == []
+        assert len(client.list(pipeline="echo").jobs) == 4
