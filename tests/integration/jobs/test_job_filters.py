@@ -36,6 +36,7 @@ from tests.integration.job_steps import (
 from tests.services.postgres import by_owner
 
 TENANTS, PIPELINES, STAGES = ("a", "b"), ("echo", "other"), tuple(CHAIN)
+VERSIONS = ("1", "2.0-a")
 METADATA: Sequence[Mapping[str, str]] = (
     {},
     {"project": "sea"},
@@ -58,6 +59,7 @@ def filled(jobs: Jobs) -> list[str]:
             job_id=job_id_at(1000 * number),
             tenant=TENANTS[number % 2],
             pipeline=PipelineId(PIPELINES[number // 2 % 2], "d"),
+            pipeline_version=VERSIONS[number // 3 % 2],
             metadata=METADATA[number % len(METADATA)],
         )
         for number in range(40)
@@ -87,6 +89,7 @@ def matches(view: Any, wanted: JobFilter) -> bool:
     return (
         (wanted.states is None or view.status in wanted.states)
         and wanted.pipeline in (None, view.pipeline)
+        and wanted.version in (None, view.pipeline_version)
         and (wanted.stage is None or wanted.stage in at_stage)
         and (wanted.error_code is None or (view.error is not None and view.error.code == wanted.error_code))
         and set(wanted.metadata) <= view.metadata.items()
@@ -105,6 +108,7 @@ FILTERS = st.builds(
     JobFilter,
     states=maybe(*(frozenset([state]) for state in JobState), frozenset(JobState) - {JobState.QUEUED}, frozenset()),
     pipeline=maybe(*PIPELINES, "none"),
+    version=maybe(*VERSIONS, "none"),
     stage=maybe(*STAGES, "none"),
     error_code=maybe("model_error", "none"),
     metadata=st.sampled_from(
