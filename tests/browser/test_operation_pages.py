@@ -30,6 +30,15 @@ def test_the_pages_of_operation_look_well(api: ApiServer, visitor: Visitor) -> N
         check_looks(visitor, path)
 
 
+def test_no_word_of_a_tables_head_is_broken(api: ApiServer, visitor: Visitor) -> None:
+    one_of_each(api)
+    for width in (800, 1000, 1280):
+        with visitor.looks(width, 800, "light"):
+            for path in ("/", "/jobs", "/stages", "/workers", "/errors"):
+                visitor.page.goto(path)
+                assert visitor.broken_words() == [], (path, width)
+
+
 def test_a_stage_is_paused_and_the_page_of_another_learns_it(api: ApiServer, visitor: Visitor) -> None:
     Hands(api).submitted()
     other = visitor.context.new_page()

@@ -10,6 +10,21 @@ from typing import Any, Literal
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route
 
 AXE = Path(__file__).with_name("vendor") / "axe.js"
+BROKEN_WORDS = """
+() => [...document.querySelectorAll("thead th")].flatMap(cell => {
+  const broken = [], texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (!cell.querySelector(".visually-hidden") && texts.nextNode()) {
+    for (const word of texts.currentNode.data.matchAll(/\\S+/g)) {
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const place = range.getBoundingClientRect(), around = cell.getBoundingClientRect();
+      const isWithin = place.left > around.left - 1 && place.right < around.right + 1;
+      if (range.getClientRects().length > 1 || !isWithin) broken.push(word[0]);
+    }
+  }
+  return broken;
+})
+"""
 SIZES = ((360, 740), (1600, 1000))
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
@@ -58,6 +73,11 @@ class Visitor:
             for each in found
             for node in each["nodes"]
         ]
+
+    def broken_words(self) -> list[str]:
+        """The words in heads of tables that go on in another line, or out of their cell."""
+        found: list[str] = self.page.evaluate(BROKEN_WORDS)
+        return found
 
     def is_wider_than_its_screen(self) -> bool:
         """Whether the page as a whole must be scrolled sideways."""
