@@ -7,10 +7,11 @@ only rings does not load Celery.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from omni_jobs.broker.connection import CONNECTION_OPTIONS, broker_errors, broker_url, unusable
 from omni_jobs.broker.doorbell import doorbell
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _WRITE_CHECK = "omni-jobs-write-check"
 _WRITE_CHECK_LIVES_S = 60
+_QUEUE: Final = re.compile(r"[a-z][a-z0-9_]{0,39}@[0-9A-Za-z.\-]{1,20}\.[a-z][a-z0-9_]{0,39}")  # NAME@VERSION.STAGE
+_OF_HIGH: Final = queue_of("", Priority.HIGH)
+_OTHERS: Final = 64  # doorbells of a stage whose slots are not known: each wakes a worker, which claims all it can
 
 
 class Broker:
@@ -69,21 +73,27 @@ class Broker:
     def ring(self, queues: Collection[str]) -> None:
         """Put a doorbell into each of these queues, which keeps as many as its stage has slots.
 
-        NAME.STAGE is the queue of the newest version: so the queues are called of jobs that an older build took. A
-        queue that belongs to no pipeline is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
+        NAME.STAGE is the queue of the newest version: so the queues are called of jobs that an older build took. The
+        queue of a version whose file this process has not read is rung as well, because others may serve it. A name
+        that can be none is logged and left out. Raises BrokerUnavailable, perhaps after some queues.
         """
         wanted = {self._instead.get(name, name) for name in queues}
-        known = sorted(wanted.intersection(self.slots))
-        if unknown := wanted.difference(known):
-            logger.error("no queue %s: is its pipeline gone?", ", ".join(sorted(unknown)))
-        if not known:
+        most = {name: self.slots[name] for name in wanted.intersection(self.slots)}
+        for name in sorted(wanted.difference(most)):
+            # Of a high job both are rung: whether its stage keeps slots for high jobs, only its file says.
+            stages = [each for each in {name, name.removesuffix(_OF_HIGH)} if _QUEUE.fullmatch(each)]
+            if not stages:
+                logger.error("no queue %s: is its pipeline gone?", name)
+                continue
+            most |= {each: self.slots.get(each, _OTHERS) for each in (name, *stages)}
+        if not most:
             return
 
         def push() -> None:  # Celery's own way of sending costs a third of a millisecond for each message
             with self._errors("takes no doorbell"), self._redis.pipeline(transaction=False) as pipe:
-                for name in known:
+                for name, count in sorted(most.items()):
                     pipe.lpush(self._key(name), doorbell(name))
-                    pipe.ltrim(self._key(name), 0, self.slots[name] - 1)
+                    pipe.ltrim(self._key(name), 0, count - 1)
                 pipe.execute()
 
         try:

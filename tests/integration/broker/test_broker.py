@@ -118,6 +118,48 @@ def test_the_newest_version_is_rung_by_its_alias_too(
     app.close()
 
 
+def test_a_version_whose_file_this_process_has_not_read_is_rung(
+    tmp_path: Path, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By an old worker that frees what another version's held, or a rescuer that was started before the file came."""
+    pipeline = (Settings().resolved_stage_configs / "echo.yaml").read_text(encoding="utf-8")
+    kept = pipeline.replace("slots: 512", "slots: 4\n    slots_for_high: 1", 1).replace('version: "1"', 'version: "2"')
+    for name, files in {"old": {"a": pipeline}, "new": {"a": pipeline, "b": kept}}.items():
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / f"{file}.yaml").write_text(content)
+    prefix = f"{uuid4().hex}:"
+    old = make_app(valkey_url, broker_key_prefix=prefix, stage_configs=tmp_path / "old")
+    new = make_app(valkey_url, broker_key_prefix=prefix, stage_configs=tmp_path / "new")
+    for queues in (["echo@2.first", "echo@1.first"], ["echo@2.first.high"], ["echo@2.second.high"]):
+        old.broker.ring(queues)
+    assert {name: depth for name, depth in new.broker.depths().items() if depth} == {
+        "echo@1.first": 1,
+        "echo@2.first": 2,
+        "echo@2.first.high": 1,
+        "echo@2.second": 1,
+    }
+    for _ in range(70):
+        old.broker.ring({"echo@3.first"})
+    assert old.broker.depth("echo@3.first") == 64, "nobody takes them"
+    assert not caplog.records
+    refused = [
+        "omni-jobs-write-check",
+        "_kombu.binding.x",
+        "celeryev.worker",
+        "echo@2",
+        "echo@2.high",
+        "echo@2.a b",
+        "e.s.high",
+    ]
+    old.broker.ring(refused)
+    assert {record.message.split(":")[0] for record in caplog.records} == {
+        f"no queue {each}" for each in refused if each != "echo@2.high"
+    }
+    old.close()
+    new.close()
+
+
 def test_the_relay_rings_for_all_that_wait_before_it_closes(app: OmniCelery) -> None:
     relay = Relay(app.broker)
     relay.ring(["echo@1.first"])
