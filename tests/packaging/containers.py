@@ -113,6 +113,10 @@ class Containers:
         entered += ["--user", "--net", "--mount", *words]
         return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
+    def file(self, name: str) -> Path:
+        """A path of the directory that is MOUNTS in every container."""
+        return self._directory / name
+
     def log(self, name: str) -> Path:
         """What a service printed."""
         return self._directory / f"{name}.log"

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,7 @@ BIN = Path(sys.prefix) / "bin"
 
 
 EXAMPLE = ROOT / ".env.example"
+REMOTE = ROOT / "deploy" / "remote" / "remote.yaml"
 SECRETS = ROOT / "scripts" / "secrets"
 DISTRIBUTIONS = {"hibari": "hibari-tts", "faster_whisper": "faster-whisper"}  # packages of other names
 SECRET_NAME = re.compile(r"(?:^|_)(?:PASSWORD|SECRET|TOKEN|KEY|AUTH|DATABASE_URL|BROKER_URL)(?:_|$)")
@@ -76,6 +78,15 @@ def compose() -> dict[str, Any]:
 def services(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = compose["services"]
     return found
+
+
+@pytest.fixture(scope="module")
+def stage_configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the pipeline that the profile remote needs."""
+    directory = tmp_path_factory.mktemp("configs") / "stage_configs"
+    shutil.copytree(ROOT / "stage_configs", directory)
+    shutil.copy(REMOTE, directory)
+    return directory
 
 
 def dependencies(service: dict[str, Any]) -> dict[str, str]:
@@ -319,7 +330,8 @@ def test_no_secret_is_in_an_environment_or_a_command_line(services: dict[str, di
         assert mentioned <= set(service.get("secrets", [])), name
     assert set(services["valkey"]["secrets"]) == {"valkey_users"}
     of_workers = {secret for service in workers(services).values() for secret in service["secrets"]}
-    assert of_workers == {"database_url", "worker_broker_url", "worker_s3_credentials"}
+    assert of_workers == {"database_url", "worker_broker_url", "worker_s3_credentials", "remote_key"}
+    assert [name for name, service in services.items() if "remote_key" in service.get("secrets", [])] == ["remote-ask"]
     assert set(services["migrate"]["secrets"]) == {"owner_url", "database_url"}
     assert [name for name, service in services.items() if "owner_url" in service.get("secrets", [])] == ["migrate"]
     assert services["bucket"]["secrets"] == ["bucket_s3_credentials"]
@@ -404,28 +416,28 @@ def test_the_broker_has_room_to_fork(compose: dict[str, Any], services: dict[str
 # The workers.
 
 
-def test_one_worker_service_per_stage(services: dict[str, dict[str, Any]]) -> None:
-    """Of every pipeline that comes with omni-jobs, by its profile."""
+def test_one_worker_service_per_stage(services: dict[str, dict[str, Any]], stage_configs: Path) -> None:
+    """Of every pipeline that comes with omni-jobs, and of the one to copy, by its profile."""
     commands = [(*service["command"], *service["profiles"]) for service in workers(services).values()]
     assert Counter(commands) == Counter(
         ("omni-jobs", "worker", "--pipeline", pipeline.name, "--stage", stage, pipeline.name)
-        for pipeline in load_pipelines(ROOT / "stage_configs").values()
+        for pipeline in load_pipelines(stage_configs).values()
         for stage in pipeline.stages
     )
     without = {name for name, service in services.items() if "profiles" not in service}
     assert without == {"valkey", "postgres", "objects", "bucket", "migrate", "api", "rescuer"}
 
 
-def test_the_example_names_every_pipeline() -> None:
+def test_the_example_names_every_pipeline(stage_configs: Path) -> None:
     (comment,) = re.findall(r"(?s)# The pipelines to serve, as a,b: (.*?)\. ", EXAMPLE.read_text())
     named = re.findall(r"\w+", comment.replace(" and ", " "))
-    assert sorted(named) == sorted(load_pipelines(ROOT / "stage_configs"))
+    assert sorted(named) == sorted(load_pipelines(stage_configs))
 
 
-def test_each_worker_has_the_image_with_its_packages(services: dict[str, dict[str, Any]]) -> None:
+def test_each_worker_has_the_image_with_its_packages(services: dict[str, dict[str, Any]], stage_configs: Path) -> None:
     """Those that a stage's runner needs are in the lock of its image; only stages on vLLM or torch get a GPU."""
     locks = {"omni-jobs-worker": "worker-cuda", "omni-jobs-worker-cpu": "worker-cpu", "omni-jobs-api": "core"}
-    pipelines = load_pipelines(ROOT / "stage_configs")
+    pipelines = load_pipelines(stage_configs)
     for name, service in workers(services).items():
         stage = pipelines.named(service["command"][3]).stage(service["command"][5])
         lock = (ROOT / "locks" / f"{locks[service['image']]}.txt").read_text()
@@ -501,10 +513,10 @@ def test_workers_can_be_scaled(services: dict[str, dict[str, Any]]) -> None:
         assert not {"hostname", "container_name", "ports"} & set(service), name
 
 
-def test_workers_serve_the_stage_whose_name_they_have(services: dict[str, dict[str, Any]]) -> None:
+def test_workers_serve_the_stage_whose_name_they_have(services: dict[str, dict[str, Any]], stage_configs: Path) -> None:
     environment = {name: None for name in os.environ if name.startswith("OMNI_JOBS_")}
-    environment["OMNI_JOBS_STAGE_CONFIGS"] = str(ROOT / "stage_configs")
-    pipelines = load_pipelines(ROOT / "stage_configs")
+    environment["OMNI_JOBS_STAGE_CONFIGS"] = str(stage_configs)
+    pipelines = load_pipelines(stage_configs)
     for service in workers(services).values():
         assert service["command"][0] == "omni-jobs"
         result = CliRunner(env=environment).invoke(app, [*service["command"][1:], "--dry-run"])

@@ -6,29 +6,37 @@ error.
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.packaging.containers import MOUNTS, Containers, containers_with_services, read_services
+from tests.packaging.test_compose import REMOTE
 
 SERVICES = read_services()
 WAIT_S = 60.0
+GATEWAY = "host.docker.internal"
 LISTENS = "import socket; socket.create_connection(('postgres', 5432))"
 
 
 @pytest.fixture(scope="module")
 def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     """With PostgreSQL, Valkey and SeaweedFS, which run; nothing of ours does."""
-    with containers_with_services(tmp_path_factory.mktemp("compose"), SERVICES, list(SERVICES)) as made:
+    with containers_with_services(tmp_path_factory.mktemp("compose"), SERVICES, [*SERVICES, GATEWAY]) as made:
         yield made
 
 
 def until(containers: Containers, name: str, words: list[str]) -> None:
     """Wait until a check of a running service says yes."""
+    until_it_answers(containers, name, SERVICES[name], words)
+
+
+def until_it_answers(containers: Containers, name: str, service: dict[str, Any], words: list[str]) -> None:
     deadline = time.monotonic() + WAIT_S
-    while (found := containers.execute(name, SERVICES[name], words)).returncode != 0:
+    while (found := containers.execute(name, service, words)).returncode != 0:
         log = containers.log(name).read_text(errors="replace")
         assert time.monotonic() < deadline, found.stdout + found.stderr + log
         time.sleep(0.2)
@@ -107,7 +115,7 @@ def workers(*images: str) -> list[str]:
     """The first worker of each pipeline and image: tests/packaging/test_compose.py checks the words of all."""
     of = [(each["profiles"][0], each["image"], name) for name, each in SERVICES.items() if "profiles" in each]
     firsts = {(pipeline, image): name for pipeline, image, name in reversed(of) if pipeline != "images"}
-    return sorted(name for (_, image), name in firsts.items() if image in images)
+    return sorted(name for (pipeline, image), name in firsts.items() if image in images and pipeline != "remote")
 
 
 @pytest.mark.parametrize("name", workers("omni-jobs-worker"))
@@ -126,14 +134,62 @@ def test_a_worker_without_a_gpu_serves(prepared: Containers, name: str) -> None:
     """Its model, if it has any, is in its image."""
     process = prepared.start(name, SERVICES[name], SERVICES[name]["command"])
     try:
-        pipeline, stage = SERVICES[name]["command"][3], SERVICES[name]["command"][5]
-        served = re.compile(rf"serves {pipeline}@[^ ]+\.{stage} with")
-        deadline = time.monotonic() + WAIT_S
-        while not served.search(log := prepared.log(name).read_text(errors="replace")):
-            assert process.poll() is None, log
-            assert time.monotonic() < deadline, log
-            time.sleep(0.1)
-        assert "Read-only file system" not in log
+        assert "Read-only file system" not in until_it_serves(prepared, name, process)
     finally:
         process.terminate()
         process.wait(WAIT_S)
+
+
+def until_it_serves(containers: Containers, name: str, process: subprocess.Popen[bytes]) -> str:
+    """Wait until a worker serves its stage, and return its log so far."""
+    pipeline, stage = SERVICES[name]["command"][3], SERVICES[name]["command"][5]
+    served = re.compile(rf"serves {pipeline}@[^ ]+\.{stage} with")
+    deadline = time.monotonic() + WAIT_S
+    while not served.search(log := containers.log(name).read_text(errors="replace")):
+        assert process.poll() is None, log
+        assert time.monotonic() < deadline, log
+        time.sleep(0.1)
+    return log
+
+
+MODELS_SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        refused = self.headers["Authorization"] != "Bearer " + open(sys.argv[1]).read().strip()
+        self.send_response(401 if refused else 200)
+        self.end_headers()
+        self.wfile.write(b'{"data": []}')
+http.server.HTTPServer(("127.0.0.1", 8001), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("key", ["remote_key", "another_key"])
+def test_the_profile_remote_comes_to_its_server_with_the_key(prepared: Containers, key: str) -> None:
+    """And ends with an error where the server refuses it. The pipeline is the file that the docs copy."""
+    configs = prepared.file("configs")
+    configs.mkdir(exist_ok=True)
+    (configs / REMOTE.name).write_text(REMOTE.read_text())
+    prepared.file("another_key").write_text("another\n")
+    listens = "import socket; socket.create_connection(('127.0.0.1', 8001))"
+    expected = f"{MOUNTS}/{'secrets/' if key == 'remote_key' else ''}{key}"
+    service = SERVICES["remote-ask"]
+    of_server = {**service, "environment": {}}
+    server = prepared.start("server", of_server, ["python", "-c", MODELS_SERVER, expected])
+    environment = service["environment"] | {"OMNI_JOBS_STAGE_CONFIGS": f"{MOUNTS}/configs"}
+    try:
+        until_it_answers(prepared, "server", of_server, ["python", "-c", listens])
+        process = prepared.start("remote-ask", {**service, "environment": environment}, service["command"])
+        try:
+            if key == "remote_key":
+                assert "jobs wait for it" not in until_it_serves(prepared, "remote-ask", process)
+            else:
+                assert process.wait(WAIT_S) != 0
+                log = prepared.log("remote-ask").read_text(errors="replace")
+                assert "the server answers 401 to the key of OMNI_JOBS_SERVERS" in log
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)
+    finally:
+        server.kill()
+        server.wait()
