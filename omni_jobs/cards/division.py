@@ -24,6 +24,12 @@ class CardPlace(NamedTuple):
     needed: float | None
     share: float | None
 
+    @property
+    def is_given_too_little(self) -> bool:
+        """Whether the share that the stage config gives is less than what is needed."""
+        given = self.need.share
+        return given is not None and self.needed is not None and given < self.needed
+
 
 class _Group(NamedTuple):
     room: int  # of the card that has least

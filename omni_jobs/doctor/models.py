@@ -1,12 +1,14 @@
 """The pipelines that are served: their files, their checkpoints on this host, and what these want of a card."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from omni_jobs.cards import cards_of_host, divided, need_of
+from omni_jobs.cards import CardNeed, cards_of_host
 from omni_jobs.database.database import Database
 from omni_jobs.doctor.finding import Finding
+from omni_jobs.doctor.room import lack, lack_together, needs_of
 from omni_jobs.errors import ConfigError, DatabaseUnavailable, OmniJobsError, VersionChanged
 from omni_jobs.jobs import Jobs
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
@@ -19,6 +21,13 @@ _RAISE_IT = "raise `version` in its file, or put the old file back: docs/operati
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.onnx")
 
 
+class _Room(NamedTuple):
+    """What a pipeline's stages take of a card, and the bytes of each card; no cards: no stage runs on one here."""
+
+    needs: Sequence[CardNeed]
+    cards: Sequence[int]
+
+
 def pipelines(settings: Settings) -> Iterator[Finding]:
     """Look at each pipeline. Raises ConfigError for a file with which no process would start."""
     served = load_pipelines(settings.resolved_stage_configs).served(settings.pipelines)
@@ -27,11 +36,15 @@ def pipelines(settings: Settings) -> Iterator[Finding]:
     with suppress(ConfigError):  # a driver that fails is what the examination of the cards finds
         cards = [card.total_bytes for card in cards_of_host()]
     changed = _changed(served, settings)
+    needs: dict[str, list[CardNeed]] = {}
     for name in served:
         if (error := changed.get(served[name].reference)) is not None:
             yield Finding(about=name, state="error", message=error.message, remedy=_RAISE_IT)
         else:
-            yield _of_pipeline(served, name, renderers, settings, cards)
+            if cards and served.broken(name) is None:
+                needs[name] = needs_of(served[name], settings.models)
+            yield _of_pipeline(served, name, renderers, settings, _Room(needs.get(name, ()), cards))
+    yield from lack_together(needs, cards)
 
 
 def _changed(served: Pipelines, settings: Settings) -> dict[str, VersionChanged]:
@@ -55,8 +68,7 @@ def _changed(served: Pipelines, settings: Settings) -> dict[str, VersionChanged]
     return found
 
 
-def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: Settings, cards: list[int]) -> Finding:
-    """``cards``: the bytes of memory of each of this host's cards; none: no stage runs on one here."""
+def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: Settings, room: _Room) -> Finding:
     pipeline = served[name]
     broken = served.broken(name) or served.refusal(pipeline)
     if broken is not None:
@@ -74,30 +86,10 @@ def _of_pipeline(served: Pipelines, name: str, renderers: Renderers, settings: S
     sizes = {stage: size for stage, size in weights.items() if size}
     parts = ", ".join(f"{stage} {_size(size)}" for stage, size in sizes.items())
     message = f"takes jobs; weights: {parts}" if parts else "takes jobs, without weights"
-    homeless = _homeless(pipeline, settings.models, cards) if cards else []
-    if homeless:
-        return Finding(
-            about=name,
-            state="warning",
-            message=f"the cards here have no room for {', '.join(homeless)} beside its other stages",
-            remedy=f"omni-jobs pipelines fit {name} shows what each wants; see docs/operations/gpus.md",
-            figures=sizes,
-        )
+    found = lack(name, room.needs, room.cards, has_own_share=settings.gpu_memory_utilization is not None)
+    if found is not None:
+        return Finding(about=name, state="warning", message=found.message, remedy=found.remedy, figures=sizes)
     return Finding(about=name, state="ok", message=message, figures=sizes)
-
-
-def _homeless(pipeline: Pipeline, models: Mapping[str, Path], cards: list[int]) -> list[str]:
-    """Return the stages for which these cards have no room; none where a checkpoint cannot be read."""
-    needs = []
-    for stage in pipeline.stages.values():
-        directory = checkpoint_of(pipeline, stage, models)
-        try:
-            need = None if directory is None else need_of(pipeline, stage, directory)
-        except ConfigError:  # its form is another's business: a GGUF file, a checkpoint of a plug-in
-            return []
-        if need is not None:
-            needs.append(need)
-    return [place.need.stage for place in divided(needs, cards) if not place.cards]
 
 
 def _weights(pipeline: Pipeline, models: Mapping[str, Path]) -> dict[str, int | None]:

@@ -199,6 +199,57 @@ def test_cards(
     assert (pipeline.about, pipeline.state) == ("chat", "ok")
 
 
+def with_card(directory: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
+    """This host has one card of so many MiB, says a program that answers as the driver's does."""
+    program = directory / "nvidia-smi"
+    program.write_text(SMI.format(driver="580.65.06", total=mebibytes))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def two_chats(directory: Path, share: float) -> Path:
+    """A directory of two stage configs, each with one stage that takes some 2.5 GB and this share of a card."""
+    configs = directory / "configs"
+    configs.mkdir()
+    content = (Path(__file__).parents[3] / "stage_configs" / "chat.yaml").read_text()
+    content = content.replace("gpu_memory_utilization: 0.9", f"gpu_memory_utilization: {share}")
+    for name in ("chat", "talk"):
+        (configs / f"{name}.yaml").write_text(content.replace("name: chat\n", f"name: {name}\n"))
+    return configs
+
+
+@pytest.mark.parametrize(("gigabytes", "is_enough"), [(4, False), (6, True)])
+def test_two_pipelines_that_have_room_on_the_card_alone_and_not_together(
+    gigabytes: int, is_enough: bool, tmp_path: Path, tiny_causal_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_card(tmp_path, monkeypatch, gigabytes * 10**9 >> 20)
+    models = {"chat": tiny_causal_lm, "talk": tiny_causal_lm}
+    settings = Settings(data_dir=tmp_path, stage_configs=two_chats(tmp_path, 0.9), models=models)
+    *alone, last = findings(settings, "pipelines") + ([None] if is_enough else [])
+    assert [(each.about, each.state) for each in alone if each] == [("chat", "ok"), ("talk", "ok")]
+    if last is not None:
+        assert (last.about, last.state) == ("pipelines", "warning")
+        assert "each of chat, talk has room on the cards here, and all together have not" in last.message
+        assert "none is left for talk.llm" in last.message
+        assert "omni-jobs pipelines fit chat talk" in (last.remedy or "")
+    with_card(tmp_path, monkeypatch, 1000)
+    assert [each.about for each in findings(settings, "pipelines")] == ["chat", "talk"], "neither has room alone"
+
+
+def test_too_small_a_share_of_a_stage_config_is_told(
+    tmp_path: Path, tiny_causal_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_card(tmp_path, monkeypatch, 24_000)
+    models = {"chat": tiny_causal_lm, "talk": tiny_causal_lm}
+    settings = Settings(data_dir=tmp_path, stage_configs=two_chats(tmp_path, 0.05), models=models)
+    chat, talk = findings(settings, "pipelines")
+    assert (chat.state, talk.state) == ("warning", "warning")
+    assert chat.message == "the stage config gives llm 0.05 of a card, and it takes 0.10"
+    assert "OMNI_JOBS_GPU_MEMORY_UTILIZATION" in (chat.remedy or "")
+    own = settings.model_copy(update={"gpu_memory_utilization": 0.2})
+    assert [each.state for each in findings(own, "pipelines")] == ["ok", "ok"], "this worker has a share of its own"
+
+
 def test_a_checkpoint_with_a_link_that_dangles(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "model.safetensors").symlink_to(tmp_path / "gone")
