@@ -22,7 +22,7 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def fit(
-    pipelines: options.FittedArgument,
+    pipelines: options.FittedArgument = None,
     gpus: options.GpusOption = None,
     models: options.CheckpointsOption = None,
     as_json: options.JsonOption = False,
@@ -30,19 +30,24 @@ def fit(
     """Show what each stage takes of a card's memory, and divide cards among the stages.
 
     Weights and keys and values are counted from the checkpoints' files; the work of a step is an estimate. It exits
-    with 1 if a stage finds no room.
+    with 1 if a stage finds no room. Without a PIPELINE it takes those of OMNI_JOBS_PIPELINES, else all that have a
+    checkpoint by --model or OMNI_JOBS_MODELS.
 
     \b
     Examples:
       omni-jobs pipelines fit qwen2_5_omni --gpu 48 --model /models/Qwen2.5-Omni-7B
       omni-jobs pipelines fit chat qwen_image --gpu 24 --gpu 80
+      omni-jobs pipelines fit --gpu 80     # the pipelines that this host serves
     """
     from omni_jobs.cards import cards_of_host, divided
     from omni_jobs.cli.screen import show_json
     from omni_jobs.settings import read_settings
 
     settings = read_settings()
-    needs = _needs(settings, pipelines, models or [])
+    if not (pipelines or models or settings.pipelines or settings.models):
+        what = "name the pipelines that share the cards, or their checkpoints"
+        fail(f"{what}: omni-jobs pipelines fit qwen2_5_omni --gpu 80 --model /models/Qwen2.5-Omni-7B", Exit.USAGE)
+    needs = _needs(settings, pipelines or [], models or [])
     cards = [round(size * 10**9) for size in gpus or ()] or [card.total_bytes for card in cards_of_host()]
     if not cards:
         fail("this host has no card, so name those that you mean: --gpu 80", Exit.FAILED)
@@ -133,7 +138,7 @@ def _judged(place: CardPlace) -> str:
     share = place.need.share
     if share is None:
         return ""
-    return f"{share:g}, too small" if place.needed is not None and share < place.needed else f"{share:g}"
+    return f"{share:g}, too small" if place.is_given_too_little else f"{share:g}"
 
 
 def _bar(number: int, size: int, places: Sequence[CardPlace], width: int = 60) -> Text:

@@ -365,7 +365,13 @@ StageConfigsArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", h
 
 # Of pipelines fit.
 
-FittedArgument = Annotated[list[str], typer.Argument(metavar="PIPELINE…", help="Pipelines that share the cards.")]
+FittedArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PIPELINE]…",
+        help="Pipelines that share the cards. Default: those of OMNI_JOBS_PIPELINES, or all with a checkpoint.",
+    ),
+]
 GpusOption = Annotated[
     list[float] | None,
     typer.Option(
