@@ -166,7 +166,11 @@ class StageHost:
         if known.pipeline != its:
             raise known.changed_to(its)
         if known.draining_at is not None:
-            logger.warning("%s is draining: it takes no new jobs, and this worker serves what is left", known.reference)
+            logger.warning(
+                "%s is draining: it takes no new jobs, and this worker serves what is left; stop it once omni-jobs "
+                "pipelines drain %s --wait returns, or let the version serve again: omni-jobs pipelines serve %s",
+                *[known.reference] * 3,
+            )
 
     def prepare(self) -> Sequence[str]:
         """Open the object store and make the stage's engine, which loads nothing yet; return the cards that it uses.

@@ -10,7 +10,7 @@ from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.states import JobState
 from tests.integration.api_server import ApiServer, serve
-from tests.integration.echo_stack import PIPELINE, EchoStack, EchoWorker
+from tests.integration.echo_stack import PIPELINE, START_S, EchoStack, EchoWorker
 
 TUNED = PIPELINE.replace("slots: 8", "slots: 5").replace("time_limit_s: 60", "time_limit_s: 50")
 OTHER = PIPELINE.replace('version: "1"', 'version: "2"')
@@ -68,6 +68,39 @@ def test_a_worker_with_another_file_takes_no_job_and_lives_on(stack: EchoStack) 
         assert {run.worker for run in job.stages} <= served
         assert [run.attempt for run in job.stages] == [1, 1]
     assert stack.serving(other).id == boot
+
+
+def test_a_worker_with_another_file_of_the_same_version_waits_until_nobody_has_the_old_one(stack: EchoStack) -> None:
+    pipeline = stack.pipelines["echo"]
+    stack.jobs.tell_versions([(pipeline.id, pipeline.version)])
+    job = stack.submit("old", ring=False)
+    changed = PIPELINE.replace("  second:\n", "  last:\n").replace("stage: second", "stage: last")
+    worker, file = launch(stack, "first", changed)
+    stack.until(lambda: "waiting: " in worker.log.read_text() or None, within_s=START_S)
+    [line] = {each.partition("waiting: ")[2] for each in worker.log.read_text().splitlines() if "waiting: " in each}
+    assert f"version 1 of echo was another file (digest {pipeline.digest[:16]}" in line
+    assert f"this one has {file.digest[:16]}" in line
+    assert "raise `version`, or put the file back" in line
+    assert "the slot is taken" not in worker.log.read_text()
+    assert stack.jobs.workers() == []
+    stack.jobs.cancel(job)  # nobody has the old file now
+    stack.serving(worker)
+    assert worker.stop() == 0
+
+
+def test_a_worker_of_a_version_that_drains_says_what_to_do(stack: EchoStack) -> None:
+    pipeline = stack.pipelines["echo"]
+    stack.jobs.tell_versions([(pipeline.id, pipeline.version)])
+    job = stack.submit("left")
+    stack.jobs.set_draining("echo@1", is_draining=True)
+    workers = [stack.launch("first"), stack.launch("second")]
+    for worker in workers:
+        stack.serving(worker)
+        [line] = [each for each in worker.log.read_text().splitlines() if "is draining" in each]
+        assert "echo@1 is draining: it takes no new jobs, and this worker serves what is left; stop it once" in line
+        assert "omni-jobs pipelines drain echo@1 --wait returns" in line
+        assert "omni-jobs pipelines serve echo@1" in line
+    assert stack.ended(job).status is JobState.COMPLETED, "it serves what is left"
 
 
 @pytest.fixture
