@@ -7,8 +7,9 @@ import io
 import signal
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ import openai
 import pytest
 from PIL import Image
 
+from omni_jobs.identity import PipelineId, StageId
 from omni_jobs.states import JobState
 from omni_jobs.views import JobView
 from tests.integration.echo_stack import EchoStack
@@ -29,19 +31,11 @@ from tests.integration.openai.test_transcriptions import SAID, transcribe
 from tests.integration.openai.test_videos import SMALL, frames_of, said, strip_of
 from tests.oracles import samples
 
-DELAY_S = 3.0  # of each job: the server ends within it
 LATE_S = 60.0
 POLL_S = 0.3
 TEXT = "A lighthouse stands by the sea"
-ASKED: dict[str, Any] = {
-    "model": "echo_media",
-    "input": TEXT,
-    "extra_body": {"stages": {"answer": {"delay_s": DELAY_S}}},
-}
-
-
-def slowly(stage: str) -> dict[str, Any]:
-    return {"stages": {stage: {"delay_s": DELAY_S}}}
+ASKED: dict[str, Any] = {"model": "echo_media", "input": TEXT}
+STAGES = ("answer", "sound", "picture", "video")
 
 
 def strip_of_picture(png: str) -> bytes:
@@ -50,45 +44,42 @@ def strip_of_picture(png: str) -> bytes:
 
 
 def chat(stock: Stock) -> None:
-    assert stock.chat(TEXT, extra_body=slowly("answer")).choices[0].message.content == TEXT
+    assert stock.chat(TEXT).choices[0].message.content == TEXT
 
 
 def chat_with_a_key(stock: Stock) -> None:
-    answer = stock.chat(TEXT, extra_body=slowly("answer"), extra_headers={"Idempotency-Key": uuid4().hex})
+    answer = stock.chat(TEXT, extra_headers={"Idempotency-Key": uuid4().hex})
     assert answer.choices[0].message.content == TEXT
 
 
 def several_choices(stock: Stock) -> None:
-    answer = stock.chat(TEXT, n=2, extra_body=slowly("answer"))
+    answer = stock.chat(TEXT, n=2)
     assert [choice.message.content for choice in answer.choices] == [TEXT, TEXT]
 
 
 def spoken_answer(stock: Stock) -> None:
     sound = {"voice": "nova", "format": "wav"}
-    answer = stock.chat(TEXT, modalities=["text", "audio"], audio=sound, extra_body=slowly("sound"))
+    answer = stock.chat(TEXT, modalities=["text", "audio"], audio=sound)
     assert duration_s(b64decode(answer.choices[0].message.audio.data)) == pytest.approx(len(TEXT) / 20, abs=0.01)
 
 
 def speech(stock: Stock) -> None:
-    spoken = speak(stock, TEXT, response_format="wav", extra_body=slowly("sound"))
+    spoken = speak(stock, TEXT, response_format="wav")
     assert duration_s(spoken.content) == pytest.approx(len(TEXT) / 20, abs=0.01)
 
 
 def transcription(stock: Stock) -> None:
-    stages = f'{{"answer": {{"delay_s": {DELAY_S}}}}}'
-    assert transcribe(stock, extra_body={"stages": stages}).text == SAID
+    assert transcribe(stock).text == SAID
 
 
 def pictures(stock: Stock) -> None:
-    more = {"seed": 5, **slowly("picture")}
-    drawn = stock.client.images.generate(model="echo_media", prompt=TEXT, size="320x192", n=2, extra_body=more)
+    drawn = stock.client.images.generate(model="echo_media", prompt=TEXT, size="320x192", n=2, extra_body={"seed": 5})
     assert [strip_of_picture(each.b64_json) for each in drawn.data or ()] == [said(5, TEXT), said(6, TEXT)]
 
 
 def edit(stock: Stock) -> None:
-    more = {"seed": 7, **slowly("picture")}
     given = samples.image(320, 192)
-    [made] = stock.client.images.edit(model="echo_media", image=given, prompt=TEXT, extra_body=more).data or ()
+    [made] = stock.client.images.edit(model="echo_media", image=given, prompt=TEXT, extra_body={"seed": 7}).data or ()
     assert strip_of_picture(made.b64_json) == said(7, TEXT)
 
 
@@ -123,7 +114,7 @@ def response_taken_up(stock: Stock) -> None:
 
 
 def video(stock: Stock) -> None:
-    made = stock.client.videos.create_and_poll(prompt=TEXT, extra_body={"seed": 3, **slowly("video")}, **SMALL)
+    made = stock.client.videos.create_and_poll(prompt=TEXT, extra_body={"seed": 3}, **SMALL)
     assert made.status == "completed"
     frames = frames_of(stock.client.videos.download_content(made.id).content)
     assert (len(frames), strip_of(frames[-1])) == (16, said(3, TEXT))
@@ -146,6 +137,28 @@ REQUESTS: dict[Callable[[Stock], None], int] = {
 """What the client does, and how many stage runs it makes."""
 
 
+@contextmanager
+def paused(stack: EchoStack) -> Iterator[Callable[[], None]]:
+    """Pause all stages until what it gives is called, or until the end. Its workers know when it begins."""
+
+    def times() -> list[int]:
+        return [worker.log.read_text().count(f"{worker.stage} is paused") for worker in stack.workers]
+
+    def resume() -> None:
+        for stage in STAGES:
+            stack.jobs.resume(StageId(PipelineId("echo_media", ""), stage))
+        stack.app.broker.ring([f"echo_media@1.{stage}" for stage in STAGES])
+
+    before = times()
+    for stage in STAGES:
+        stack.jobs.pause(StageId(PipelineId("echo_media", ""), stage))
+    try:
+        stack.until(lambda: all(now > then for now, then in zip(times(), before, strict=True)) or None, LATE_S)
+        yield resume
+    finally:
+        resume()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_each_answer_is_right_though_the_server_ends_in_the_middle(
     echo_stack: EchoStack, tmp_path: Path, end: signal.Signals
@@ -156,20 +169,20 @@ def test_each_answer_is_right_though_the_server_ends_in_the_middle(
     def made() -> list[JobView]:
         return [job for job in jobs.list(limit=100, brief=True).jobs if job.id > newest]
 
-    def all_running() -> bool | None:
-        return (
-            sum(len(job.stages) for job in made() if job.status is JobState.IN_PROGRESS) == sum(REQUESTS.values())
-            or None
-        )
+    def all_wait() -> bool | None:
+        """However slow the machine is, because no worker claims what a paused stage has."""
+        return sum(len(job.stages) for job in made()) == sum(REQUESTS.values()) or None
 
     with (
+        paused(echo_stack) as resume,
         mortal_server(echo_stack, tmp_path / "api.log") as server,
         stock_client(server.url) as stock,
         ThreadPoolExecutor(len(REQUESTS)) as pool,
     ):
         answers = [pool.submit(request, stock) for request in REQUESTS]
-        echo_stack.until(all_running, LATE_S)
+        echo_stack.until(all_wait, LATE_S)
         server.end(end)
+        resume()  # the jobs run while there is no server
         server.start_again()
         for answer in answers:
             answer.result(LATE_S)

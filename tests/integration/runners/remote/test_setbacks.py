@@ -106,9 +106,9 @@ async def test_a_lost_answer_after_the_longest_pause_counts_as_any_other(
     openai_server: OpenAIServer, status: int
 ) -> None:
     """That pause takes nine tenths of ``wait_s``, and makes the next refusal the last, but not the next lost answer."""
-    long = Answer(b"", status, headers={"Retry-After": "1.5"})
+    long = Answer(b"", status, headers={"Retry-After": "5"})
     openai_server.answers[CHAT] = [long, Answer(b"", 502), completion("Hi")]
-    async with remote_runner(openai_server.url, tries=3, wait_s=1.5, longest_pause_s=2) as runner:
+    async with remote_runner(openai_server.url, tries=3, wait_s=5, longest_pause_s=6) as runner:
         assert (await runner.run(prompt(), Recorded())).text == "Hi"
 
 
