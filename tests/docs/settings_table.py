@@ -58,7 +58,7 @@ READERS: Final = {
         """,
         "commands": """
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
-            stage_configs pipelines models device min_free_bytes tls_certificate tls_key
+            stage_configs pipelines models device gpu_memory_utilization min_free_bytes tls_certificate tls_key
         """,
         "client": "api_key ca_file",
     }.items()
