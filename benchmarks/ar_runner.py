@@ -245,6 +245,7 @@ class StepsAlone(GPUARModelRunner):
         self.device, self.max_num_reqs, self.max_num_tokens = _device(), count, 2048
         self.set_up()
         self.adds_embeddings = True
+        self.model_loaded()
         ids = [f"request-{n:04}" for n in range(count)]
         self.input_batch: Any = SimpleNamespace(req_ids=ids, num_computed_tokens_cpu=np.zeros(count, dtype=np.int32))
         self.query_start_loc: Any = SimpleNamespace(np=np.arange(count + 1, dtype=np.int32))
@@ -255,6 +256,15 @@ class StepsAlone(GPUARModelRunner):
 
     def holds_output(self) -> bool:
         return True
+
+    def get_model(self) -> Any:
+        return None
+
+    def hidden_row(self) -> tuple[torch.dtype, int]:
+        return torch.float32, HIDDEN_SIZE
+
+    def asked_layers(self) -> dict[str, int]:
+        return {}
 
     def run(self, capture: Callable[[torch.Tensor, torch.Tensor], None]) -> float:
         """Seconds of one step, the median over a request's."""
@@ -283,7 +293,7 @@ class StepsAlone(GPUARModelRunner):
             if zeroed.any():
                 embedded[: len(zeroed)] = embedded[: len(zeroed)].masked_fill(zeroed.to(embedded.device)[:, None], 0)
             row = (hidden[part.begin : part.end] + embedded).cpu()
-            capture.write(part.position, row, row.view(torch.uint8).numpy(), 0, len(row))
+            capture.write(part.position, row.view(torch.uint8).numpy(), 0, len(row))
 
 
 def _batched_against_per_request(counts: Sequence[int], runs: int) -> list[Figure]:

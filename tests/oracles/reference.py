@@ -120,6 +120,19 @@ class Reference:
             waveform=waveforms if torch.is_tensor(waveforms) else waveforms[0],
         )
 
+    def layers(
+        self, messages: Sequence[Mapping[str, Any]], media: Sequence[Any], tokens: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The thinker's hidden states float32 [P + N - 1, H] before each layer, of a reply of these N tokens."""
+        inputs = self._inputs(messages, media, Way.MASK_GIVEN_BACK)
+        inputs = {name.removeprefix("thinker_"): value for name, value in inputs.items()}
+        ids = torch.cat([inputs["input_ids"], torch.tensor([tokens[:-1]], dtype=torch.int64)], dim=1)
+        with torch.no_grad():
+            found = self.model.thinker(
+                **{**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}, output_hidden_states=True
+            )
+        return [each[0] for each in found.hidden_states[:-1]]
+
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The messages through the checkpoint's own chat template."""
         rendered = self.processor.apply_chat_template(

@@ -3,6 +3,7 @@
 register          entry point vllm.general_plugins: registers model classes and a tokenizer in each of vLLM's processes
 hooks             the table of the private names, and its check
 model_runner      vLLM's V1 model runner, with its private steps turned into plain hooks
+hidden_layers     the layers whose inputs an engine captures, on their way through vLLM's arguments
 seeds             a generator for seeded sampling on CPUs
 cpu_lora          a correction of vLLM's LoRA for batches with and without an adapter on CPUs
 worker            vLLM's worker for this platform, made to build our model runner

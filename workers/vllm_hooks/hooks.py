@@ -43,6 +43,9 @@ _METHODS = (
     (_RUNNER, "_model_forward", "input_ids positions intermediate_tensors inputs_embeds model_kwargs"),
     (_RUNNER, "_sample", "logits spec_decode_metadata"),
     (_RUNNER, "get_model", ""),
+    (_RUNNER, "load_model", "load_dummy_weights model"),
+    ("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "load_model", "load_dummy_weights"),
+    ("vllm.model_executor.models.interfaces:EagleModelMixin", "_set_aux_hidden_state_layers", "layers"),
     ("vllm.config.model:ModelConfig", "get_hidden_size", ""),
     (_WORKER, "_make_model_runner", ""),
     (_CPU_WORKER, "init_device", ""),
@@ -74,7 +77,8 @@ _METHODS = (
 # Names that a method of vLLM must use, because it calls our override or sets an attribute that we read.
 _USED_IN = (
     (_RUNNER, "_update_states", "_on_request_state_removed _init_mrope_positions requests input_batch"),
-    (_RUNNER, "execute_model", "_preprocess _model_forward"),
+    (_RUNNER, "execute_model", "_preprocess _model_forward use_aux_hidden_state_outputs"),
+    (_RUNNER, "_dummy_run", "use_aux_hidden_state_outputs"),
     (_RUNNER, "sample_tokens", "_sample"),
     (_RUNNER, "_prepare_inputs", "query_start_loc _calc_mrope_positions"),
     (_RUNNER, "_calc_mrope_positions", "mrope_positions input_batch requests"),

@@ -7,15 +7,17 @@ runners in workers.runners override the methods under "Hooks" and get plain valu
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+from vllm.model_executor.models.interfaces import EagleModelMixin
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from workers.vllm_hooks.hidden_layers import layers_of
 from workers.vllm_hooks.seeds import RewindableGenerator
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ class HookedModelRunner(GPUModelRunner):
         """Set up the state of our class; called after vLLM's ``__init__``."""
         self._planned: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # positions beyond the prompt, by request
 
+    def model_loaded(self) -> bool:
+        """Note that the model is loaded; return whether its forward pass gives (last hidden states, what else)."""
+        return False
+
     def request_added(self, request: AddedRequest) -> None:
         """Note a request that is about to enter the batch."""
 
@@ -89,8 +95,11 @@ class HookedModelRunner(GPUModelRunner):
         """
         return None
 
-    def after_forward(self, hidden: torch.Tensor, kept: Any) -> None:
-        """Use the step's last hidden states [n, H]; ``kept`` is the value that ``before_forward`` returned."""
+    def after_forward(self, output: Any, kept: Any) -> None:
+        """Use the model's output of the step; ``kept`` is the value that ``before_forward`` returned.
+
+        ``output``: the last hidden states [n, H], or what ``model_loaded`` has said.
+        """
 
     # Facts for the hooks
 
@@ -102,10 +111,25 @@ class HookedModelRunner(GPUModelRunner):
         rows = zip(ids, edges[:-1], edges[1:], computed, strict=True)
         return [StepRows(*row) for row in rows if row[0] in wanted]
 
-    def row_bytes(self) -> int:
-        """Return the size in bytes of one row of the last hidden states."""
+    def hidden_row(self) -> tuple[torch.dtype, int]:
+        """Return the dtype of hidden states, and how many numbers those of one position have."""
         dtype: torch.dtype = self.dtype  # type: ignore[assignment]  # vLLM has resolved "auto" by now
-        return int(self.model_config.get_hidden_size()) * dtype.itemsize
+        return dtype, int(self.model_config.get_hidden_size())
+
+    def asked_layers(self) -> dict[str, int]:
+        """Return the layers whose inputs are to be captured, by the names of their rows."""
+        return layers_of(self.vllm_config)
+
+    def give_layers(self, layers: Collection[int]) -> None:
+        """Make the model give the inputs of these decoder layers, in their order, beside its last hidden states.
+
+        Layer 0 has the embeddings. Raises ValueError for a model that gives those of no layer.
+        """
+        model: Any = self.get_model()
+        holders = [module for module in model.modules() if isinstance(module, EagleModelMixin)]
+        if len(holders) != 1:
+            raise ValueError(f"{type(model).__name__} does not give the hidden states of its layers")
+        holders[0]._set_aux_hidden_state_layers(tuple(layers))
 
     def embeds_inputs(self) -> bool:
         """Return whether every step has input embeddings, so that ``edit_inputs`` is called for it."""
@@ -115,7 +139,12 @@ class HookedModelRunner(GPUModelRunner):
         """Return whether this rank captures hidden states. One does, because all ranks of the last layers have them."""
         return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
 
-    # vLLM's private steps
+    # vLLM's steps, most of them private
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.model_loaded():
+            self.use_aux_hidden_state_outputs = True
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for new in scheduler_output.scheduled_new_reqs:

@@ -14,6 +14,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 
 from omni_jobs.errors import ModelError
 from workers.runners.ar.model_interface import InformedRows
+from workers.runners.ar.row_layout import RowKind
 from workers.stages.types import TensorTree
 
 __all__ = ["TintedLlamaForCausalLM"]
@@ -35,7 +36,22 @@ class _Tint:
 
 
 class TintedLlamaForCausalLM(LlamaForCausalLM):
-    """Implements SupportsAdditionalInformation and SupportsNamedOutputs of ``workers.runners.ar.model_interface``."""
+    """Implements the three protocols of ``workers.runners.ar.model_interface``."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last hidden states [n, H], and the largest number of each half of theirs, float32 [n, 2]."""
+        hidden: torch.Tensor = super().forward(*args, **kwargs)
+        return hidden, torch.stack([half.amax(dim=1) for half in hidden.float().chunk(2, dim=1)], dim=1)
+
+    def step_outputs(self) -> list[RowKind]:
+        """``peaks`` of each position, and ``spread`` of those whose samples are the answer."""
+        return [RowKind("peaks", torch.float32, (2,)), RowKind("spread", torch.float64, of_prompt=False)]
+
+    def extract_multimodal_outputs(
+        self, hidden_states: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        hidden, peaks = hidden_states
+        return hidden, {"peaks": peaks, "spread": peaks.double().diff(dim=1)[:, 0]}
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Tint:
         """``tint`` float [H], ``drift`` float [T, H]. Raises ModelError naming the field that does not fit."""

@@ -97,7 +97,10 @@ class Tinted:
         assert output.hidden_states is not None
         close(output.hidden_states, expected.rows)
         named, prompt_tokens = output.multimodal_outputs, len(prompt.prompt_token_ids)
-        assert set(named) == {"mean", "norms", "per_eight", "per_part"}
+        assert set(named) == {"mean", "norms", "per_eight", "per_part", "peaks", "spread"}
+        peaks = torch.stack([half.amax(dim=1) for half in expected.rows.chunk(2, dim=1)], dim=1)
+        close(named["peaks"], peaks)
+        close(named["spread"], peaks.double().diff(dim=1)[prompt_tokens - 1 :, 0])
         close(named["mean"], expected.rows.mean(dim=0))
         close(named["norms"], expected.rows.norm(dim=1))
         assert isinstance(named["per_eight"], list)

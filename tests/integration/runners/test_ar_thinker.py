@@ -25,6 +25,9 @@ from workers.stages.types import OmniModelRunnerOutput, Progress
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
+LAYERS = {"embedded": 0, "second": 1, "once_more": 1}
+
+
 @pytest.fixture(scope="module")
 def reference(tiny_checkpoint: Path) -> Reference:
     return Reference(tiny_checkpoint)
@@ -48,7 +51,7 @@ async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     """64 tokens a step and a KV cache of 1024: prompts come in chunks, requests push each other out.
 
     With async scheduling, which vLLM never uses on CPUs but always on GPUs: a step is given to
-    the model before the one before has said which requests have ended.
+    the model before the one before has said which requests have ended. It captures each layer's inputs, too.
     """
     found = runner(
         tiny_checkpoint,
@@ -59,6 +62,7 @@ async def crowded(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         max_model_len=768,
         max_num_seqs=16,
         max_num_batched_tokens=64,
+        hidden_layers=LAYERS,
     )
     with one_process_an_engine(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", classmethod(_with_async_scheduling))
@@ -89,6 +93,23 @@ def assert_equal(output: OmniModelRunnerOutput, expected: ReferenceResult) -> No
     positions = output.multimodal_outputs["mrope_positions"]
     assert positions.shape == (3, prompt)
     assert output.values["mrope_delta"] == int(positions.max()) + 1 - prompt
+
+
+def assert_layers(output: OmniModelRunnerOutput, case: Case, reference: Reference) -> None:
+    """What the engine captured of each layer is what Transformers gives to it."""
+    expected = reference.layers(case.messages, case.media, output.token_ids)
+    for name, layer in LAYERS.items():
+        found = output.multimodal_outputs[name]
+        assert isinstance(found, torch.Tensor)
+        assert found.shape == expected[layer].shape
+        assert torch.allclose(found, expected[layer], rtol=0, atol=1e-4), name
+
+
+async def test_a_layer_that_the_model_lacks_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    found = runner(tiny_checkpoint, "thinker", tmp_path, hidden_layers={"middle": 1, "beyond": 2})
+    with pytest.raises(ConfigError, match="the model has the layers 0 to 1") as caught:
+        await found.start()
+    assert caught.value.field == "engine.hidden_layers.beyond"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -300,6 +321,7 @@ async def test_prefill_in_chunks(crowded: ARRunner, reference: Reference, name: 
     output = await crowded.run(CASES[name].prompt(reference), quiet)
     expected = CASES[name].expected(reference)
     assert_equal(output, expected)
+    assert_layers(output, CASES[name], reference)
     steps = (await crowded.stats())["captured_steps"] - before["captured_steps"]
     assert steps >= len(expected.prompt_ids) // 64 + len(expected.thinker_tokens)
 
@@ -315,6 +337,7 @@ async def test_preemption_and_recomputation(crowded: ARRunner, reference: Refere
     assert after["resumed"] > before["resumed"]
     for output, case in zip(outputs, cases, strict=False):
         assert_equal(output, case.expected(reference, thinker_max_tokens=120))
+        assert_layers(output, case, reference)
     assert after["held_captures"] == 0
 
 

@@ -13,8 +13,8 @@ def capture(key: str = "k", prompt: int = 3) -> Capture:
     return Capture(key, prompt, np.zeros(prompt, dtype=np.bool_), max_rows=16)
 
 
-def rows(*values: float) -> torch.Tensor:
-    return torch.tensor(values)[:, None].expand(-1, 2)
+def rows(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)[:, None].repeat(1, 2)
 
 
 def write(found: Capture, position: int, step: torch.Tensor) -> None:
@@ -52,15 +52,6 @@ def test_a_step_that_ran_too_far_is_not_taken() -> None:
     assert found.missing(3) == []
     assert found.rows is not None
     assert found.rows[:3, 0].tolist() == [0, 1, 2]
-
-
-def test_rows_of_any_dtype_and_layout_are_the_same_bits() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        found = capture()
-        step = torch.randn(4, 6).to(dtype)[:, ::2]
-        write(found, 0, step)
-        assert found.rows is not None
-        assert torch.equal(found.rows[:4], step)
 
 
 def test_nothing_captured_is_all_missing() -> None:
@@ -130,7 +121,7 @@ class Device:
         self.asked: list[str] = []
 
     def allocate(self, count: int, like: torch.Tensor) -> torch.Tensor:
-        self.buffers.append(torch.full((count, like.shape[1]), -1.0))
+        self.buffers.append(torch.full((count, like.shape[1]), 255, dtype=torch.uint8))
         return self.buffers[-1]
 
     def event(self, device: torch.device) -> Mark:
@@ -196,7 +187,7 @@ def test_a_short_step_after_a_long_one_leaves_nothing_of_it_behind() -> None:
 def test_on_a_gpu_the_copies_are_pinned_and_the_same_bits() -> None:
     copies = CopyRing(max_rows=8)
     found = capture()
-    steps = [torch.randn(2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(7)]
+    steps = [torch.randint(256, (2, 64), device="cuda", dtype=torch.uint8) for _ in range(7)]
     for n, step in enumerate(steps):
         copies.push(step, [(found, 2 * n, 0, 2)])
     copies.flush()

@@ -1,5 +1,6 @@
 """A step's capture without an engine under it; tests/integration/runners/test_ar_*.py have one."""
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("vllm")
 from omni_jobs.errors import ModelError
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CopyRing
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
+from workers.runners.ar.row_layout import RowKind
 from workers.vllm_hooks.model_runner import AddedRequest
 
 H = 4
@@ -33,11 +35,30 @@ class Model:
 class Runner(GPUARModelRunner):
     """The batch is what the test says it is."""
 
-    def __init__(self, *, adds_embeddings: bool = True, named: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        adds_embeddings: bool = True,
+        named: dict[str, Any] | None = None,
+        layers: dict[str, int] | None = None,
+        model: Any = None,
+    ) -> None:
         self.device, self.max_num_reqs, self.max_num_tokens = torch.device("cpu"), 8, 64
         self.set_up()
         self.adds_embeddings = adds_embeddings
-        self._model = Model(named or {})
+        self._model = model or Model(named or {})
+        self._asked = layers or {}
+        self.given: list[int] = []
+        self.says_more = self.model_loaded()
+
+    def hidden_row(self) -> tuple[torch.dtype, int]:
+        return torch.float32, H
+
+    def asked_layers(self) -> dict[str, int]:
+        return self._asked
+
+    def give_layers(self, layers: Collection[int]) -> None:
+        self.given = list(layers)
 
     def holds_output(self) -> bool:
         return True
@@ -49,8 +70,11 @@ class Runner(GPUARModelRunner):
         places = [(offset, np.ones(1, dtype=np.bool_)) for offset in media]
         self.request_added(AddedRequest(name, prompt, 0, {CAPTURE: name, CAPTURE_ROWS: 64} if capture else {}, places))
 
-    def step(self, *batch: tuple[str, int, int], embeds: torch.Tensor | None) -> None:
-        """(request, computed so far, tokens now); the hidden state of the step's row n is 100 n."""
+    def step(self, *batch: tuple[str, int, int], embeds: torch.Tensor | None, more: Any = None) -> None:
+        """(request, computed so far, tokens now); the hidden state of the step's row n is 100 n.
+
+        ``more``: what the forward pass returns beside it; None: nothing.
+        """
         counts = [count for _, _, count in batch]
         self.input_batch: Any = SimpleNamespace(
             req_ids=[name for name, _, _ in batch],
@@ -62,15 +86,19 @@ class Runner(GPUARModelRunner):
         if embeds is not None:
             embeds.fill_(-7)  # a fused norm works in place
         if kept is not None:
-            self.after_forward(100.0 * torch.arange(rows)[:, None].expand(-1, H), kept)
+            hidden = 100.0 * torch.arange(rows)[:, None].expand(-1, H)
+            self.after_forward(hidden if more is None else (hidden, more), kept)
 
     def rows_of(self, name: str, count: int) -> list[float]:
+        states = self.kinds_of(name, count)["hidden_states"]
+        assert torch.equal(states, states[:, :1].expand(-1, H))
+        return states[:, 0].tolist()
+
+    def kinds_of(self, name: str, count: int) -> dict[str, Any]:
         capture = self.take(name)
         assert capture is not None
         assert capture.missing(count) == []
-        assert capture.rows is not None
-        assert torch.equal(capture.rows[:count], capture.rows[:count, :1].expand(-1, H))
-        return capture.rows[:count, 0].tolist()
+        return self.outputs_of(capture, count)
 
 
 def embeds(*values: float) -> torch.Tensor:
@@ -147,7 +175,79 @@ def test_outputs_that_cannot_be_handed_on_are_named(name: str, output: Any) -> N
     assert caught.value.field == name
 
 
+def test_inputs_of_layers_stand_beside_the_last_hidden_states() -> None:
+    runner = Runner(layers={"late": 3, "early": 1, "again": 3, "embedded": 0})
+    assert (runner.given, runner.says_more) == ([1, 3], True)
+    for name in ("a", "b"):
+        runner.add(name, 2, capture=name == "b")
+    first, third = embeds(*range(10, 14)), embeds(*range(30, 34))
+    runner.step(("a", 0, 2), ("b", 0, 2), embeds=embeds(1, 2, 3, 4), more=[first, third])
+    kinds = runner.kinds_of("b", 2)
+    found = {name: rows[:, 0].tolist() for name, rows in kinds.items()}
+    assert found == {
+        "hidden_states": [203, 304],
+        "early": [12, 13],
+        "late": [32, 33],
+        "again": [32, 33],
+        "embedded": [3, 4],
+    }
+
+
+def test_embeddings_alone_need_nothing_of_the_model() -> None:
+    runner = Runner(layers={"embedded": 0}, adds_embeddings=False)
+    assert not runner.says_more
+    runner.add("a", 2)
+    runner.step(("a", 0, 2), embeds=None)
+    kinds = runner.kinds_of("a", 2)
+    assert kinds["embedded"][:, 0].tolist() == [0, 1]
+    assert kinds["hidden_states"][:, 0].tolist() == [0, 100]
+
+
+class Coded(Model):
+    """Gives two codes and a flag of each position beside its hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__({"mean": torch.zeros(H)})
+
+    def step_outputs(self) -> list[RowKind]:
+        return [RowKind("codes", torch.int64, (2,), of_prompt=False), RowKind("flag", torch.bool)]
+
+    def extract_multimodal_outputs(self, hidden_states: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        hidden, more = hidden_states
+        return hidden, {"codes": more, "flag": more[:, 0] > 4}
+
+
+def test_what_a_model_gives_in_each_step_stands_beside_them() -> None:
+    runner = Runner(model=Coded(), adds_embeddings=False)
+    assert runner.says_more
+    assert runner.row_bytes() == 2 * 8 + H * 4 + 1 + 7  # the widest dtype first, and its alignment
+    runner.add("a", 3)
+    runner.step(("a", 0, 3), embeds=None, more=torch.arange(6).view(3, 2))
+    runner.step(("a", 3, 1), embeds=None, more=torch.tensor([[8, 9]]))
+    kinds = runner.kinds_of("a", 4)
+    assert kinds["codes"].tolist() == [[4, 5], [8, 9]], "from the prompt's last position on"
+    assert kinds["flag"].tolist() == [False, False, False, True]
+    assert kinds["hidden_states"][:, 0].tolist() == [0, 100, 200, 0]
+    assert "mean" in kinds
+
+
+def test_a_model_that_names_its_own_outputs_gives_no_other_layers() -> None:
+    with pytest.raises(ValueError, match="gives no other layers"):
+        Runner(model=Coded(), layers={"late": 3})
+
+
+def test_a_name_of_a_kind_is_no_name_of_an_output() -> None:
+    model = Coded()
+    model._named = {"flag": torch.zeros(1)}
+    runner = Runner(model=model, adds_embeddings=False)
+    runner.add("a", 1)
+    runner.step(("a", 0, 1), embeds=None, more=torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ModelError) as caught:
+        runner.kinds_of("a", 1)
+    assert caught.value.field == "flag"
+
+
 def two_rows() -> Capture:
     capture = Capture("k", 1, np.zeros(1, dtype=np.bool_), max_rows=2)
-    CopyRing(max_rows=2, buffers=0).push(torch.zeros(2, H), [(capture, 0, 0, 2)])
+    CopyRing(max_rows=2, buffers=0).push(torch.zeros(2, H).view(torch.uint8), [(capture, 0, 0, 2)])
     return capture

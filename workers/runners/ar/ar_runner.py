@@ -41,6 +41,7 @@ from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import WAITING, OmniModelRunnerOutput, Progress
+from workers.vllm_hooks.hidden_layers import layers_argument
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -366,7 +367,9 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArCompo
     embeds = {"enable_prompt_embeds": True} if model.prompt_embeds else {}
     own = {"model": str(model.path / component.model), "disable_log_stats": True}
     structured = {"structured_outputs_config": {"backend": GRAMMARS, **given.get("structured_outputs_config", {})}}
-    return {**own, **given, **(structured if component.text else {}), **embeds, **component.engine_args}
+    asked = args.engine.hidden_layers if isinstance(args.engine, ArEngine) else {}
+    layers = layers_argument({**component.hidden_layers, **asked})
+    return {**own, **given, **(structured if component.text else {}), **embeds, **component.engine_args, **layers}
 
 
 def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Captures: the rows of hidden states that an engine keeps per request until the worker takes them.
+"""Captures: the rows of hidden states, and of all else, that an engine keeps per request until the worker takes them.
 
     open → write (per step) → close (the request left the batch) → take | drop
 
 Rows are keyed by absolute position. So chunked prefill and recomputation after preemption write the same rows again.
 vLLM may start a step before it knows that the request has ended; that step writes behind the rows that are taken.
+A row is bytes, and holds all kinds of what a position has (``workers.runners.ar.row_layout``).
 """
 
 from collections import OrderedDict, deque
@@ -25,7 +26,7 @@ Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """One request's rows of hidden states [positions, H] in the host's memory, and which of them are present.
+    """One request's rows uint8 [positions, bytes] in the host's memory, and which of them are present.
 
     numpy copies the rows as bytes, because for the few kilobytes of a step a call of torch costs more than the copy.
     """
@@ -34,7 +35,7 @@ class Capture:
     prompt_tokens: int
     zeroed: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [P]: prompt positions whose row has no embedding part
     max_rows: int  # the rows that were reserved
-    rows: torch.Tensor | None = None  # [max_rows, H] from the first write on
+    rows: torch.Tensor | None = None  # uint8 [max_rows, bytes of a row] from the first write on
     positions: torch.Tensor | None = None  # M-RoPE positions [3, P]
     delta: int = 0
     zeroed_end: int = field(init=False)  # no position is zeroed from here on
@@ -46,16 +47,16 @@ class Capture:
         zeroed = np.flatnonzero(self.zeroed)
         self.zeroed_end = int(zeroed[-1]) + 1 if len(zeroed) else 0
 
-    def write(self, position: int, step: torch.Tensor, data: Bytes, begin: int, end: int) -> None:
-        """Copy rows ``begin`` … ``end`` of ``step`` [n, H] to this capture's rows from ``position`` on.
+    def write(self, position: int, step: Bytes, begin: int, end: int) -> None:
+        """Copy rows ``begin`` … ``end`` of a step's [n, bytes of a row] to this capture's rows from ``position`` on.
 
-        ``data``: the bytes of ``step``. Rows from ``max_rows`` on are dropped: the request has ended before them.
+        Rows from ``max_rows`` on are dropped: the request has ended before them.
         """
         if self.rows is None:  # the system gives it memory page by page, as rows are written
-            self.rows = torch.empty(self.max_rows, step.shape[1], dtype=step.dtype)
-            self._bytes = _as_bytes(self.rows)
+            self.rows = torch.empty(self.max_rows, step.shape[1], dtype=torch.uint8)
+            self._bytes = self.rows.numpy()
         count = max(0, min(end - begin, self.max_rows - position))
-        self._bytes[position : position + count] = data[begin : begin + count]
+        self._bytes[position : position + count] = step[begin : begin + count]
         self._present[position : position + count] = True
 
     def missing(self, count: int) -> list[int]:
@@ -67,12 +68,6 @@ class Capture:
     def nbytes(self) -> int:
         """The bytes that this capture's rows take, written or not; 0 before the first write."""
         return 0 if self.rows is None else self.rows.nbytes
-
-
-def _as_bytes(rows: torch.Tensor) -> Bytes:
-    """Return rows [n, H] on the host as bytes [n, H times the item size]; of contiguous rows a view."""
-    data: Bytes = rows.contiguous().view(torch.uint8).numpy()
-    return data
 
 
 class CaptureStore:
@@ -144,7 +139,7 @@ class DeviceMark(Protocol):
 
 
 class CopyRing:
-    """Copies each step's rows of hidden states to the host through a ring of reused buffers, once for the whole batch.
+    """Copies each step's rows to the host through a ring of reused buffers, once for the whole batch and all kinds.
 
     A copy's rows are written into their captures when its buffer is needed again or ``flush`` is called, so that the
     step itself does not wait.
@@ -179,7 +174,10 @@ class CopyRing:
         return self._buffers * self._max_rows
 
     def push(self, rows: torch.Tensor, parts: Sequence[CapturePart]) -> None:
-        """Start the copy of one step's rows [n, H] to the host; each of ``parts`` is a capture and its rows of them."""
+        """Start the copy of one step's rows uint8 [n, bytes] to the host.
+
+        Each of ``parts`` is a capture and its rows of them.
+        """
         if not self._buffers:
             _write_rows(rows, parts)
             return
@@ -220,6 +218,6 @@ class _Copy:
 
 
 def _write_rows(rows: torch.Tensor, parts: Sequence[CapturePart]) -> None:
-    data = _as_bytes(rows)
+    data: Bytes = rows.numpy()
     for capture, position, begin, end in parts:
-        capture.write(position, rows, data, begin, end)
+        capture.write(position, data, begin, end)

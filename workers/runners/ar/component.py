@@ -27,6 +27,7 @@ class ArComponent:
                      and generation_config
     adds_embeddings  a captured row is last hidden state + input embedding, the latter zero at media positions of
                      the prompt; otherwise it is the last hidden state alone
+    hidden_layers    name → layer whose inputs are captured beside the last hidden states; 0: the embeddings
     model            where in the checkpoint directory the component's config.json and weights lie
     finish           makes the stage's output of a prompt and what the engine gave for it; may raise ModelError
     """
@@ -35,6 +36,7 @@ class ArComponent:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     stop_ids: Callable[[PretrainedConfig], list[int]] = lambda config: []
     adds_embeddings: bool = False
+    hidden_layers: Mapping[str, int] = field(default_factory=dict)
     model: str = "."
     finish: Callable[[OmniTextPrompt | OmniTokensPrompt, OmniModelRunnerOutput], OmniModelRunnerOutput] = (
         lambda prompt, output: output

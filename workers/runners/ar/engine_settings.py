@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from omni_jobs.pipelines.engine_settings import Device
 from workers.runners.on_vllm.engine_settings import VllmEngine
+
+OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})
+"""What a payload holds by the runner itself: no other output of a stage may have one of these names."""
 
 LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,63}$")]
 
@@ -24,6 +27,21 @@ class ArEngine(VllmEngine):
         str | None,
         Field(pattern=r"^[a-z0-9_]{1,64}$", description="vLLM's parser of the model's calls of tools, such as hermes"),
     ] = None
+
+    hidden_layers: dict[
+        Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], Annotated[int, Field(ge=0, le=1023)]
+    ] = Field(
+        default={},
+        max_length=16,
+        description="name → layer whose inputs are captured with the last hidden states; 0: the embeddings",
+    )
+
+    @field_validator("hidden_layers")
+    @classmethod
+    def _names_are_free(cls, layers: dict[str, int]) -> dict[str, int]:
+        if taken := sorted(OWN_NAMES & layers.keys()):
+            raise ValueError(f"{taken[0]} is a name of the runner's own")
+        return layers
 
     @property
     def takes_tools(self) -> bool:
@@ -46,6 +64,10 @@ class ArEngine(VllmEngine):
         return arguments
 
     def decisive(self) -> dict[str, Any]:
-        """Return what decides a job's result: the arguments in ``DECISIVE``, the names of adapters, and the parser."""
-        own: dict[str, Any] = {"lora_modules": sorted(self.lora_modules)} if self.lora_modules else {}
-        return super().decisive() | own | ({} if self.tool_parser is None else {"tool_parser": self.tool_parser})
+        """Return what decides a job's result: the arguments in ``DECISIVE``, adapters, parser and layers."""
+        given = {
+            "lora_modules": sorted(self.lora_modules),
+            "tool_parser": self.tool_parser,
+            "hidden_layers": self.hidden_layers,
+        }
+        return super().decisive() | {name: value for name, value in given.items() if value}

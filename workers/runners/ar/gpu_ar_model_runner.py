@@ -10,14 +10,15 @@ import torch
 
 from omni_jobs.errors import ModelError
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CapturePart, CaptureStore, CopyRing
+from workers.runners.ar.engine_settings import OWN_NAMES
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
-from workers.runners.ar.model_interface import SupportsNamedOutputs
+from workers.runners.ar.model_interface import SupportsNamedOutputs, SupportsStepOutputs
+from workers.runners.ar.row_layout import HIDDEN_STATES, RowKind, RowLayout
 from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import TensorTree
 from workers.vllm_hooks.model_runner import AddedRequest, StepRows
 
 _CLOSED_PER_SLOT = 4  # how many captures wait to be taken, as a multiple of the requests in a batch
-_OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})  # in a payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class _CapturedStep:
     parts: list[CapturePart]
     index: slice | torch.Tensor  # the rows' places on the step's token axis
     embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
+    inputs: torch.Tensor | None  # [n, H] of layer 0, a copy, because the model may overwrite them; None: not captured
 
 
 class GPUARModelRunner(OmniGPUModelRunner):
@@ -38,12 +40,20 @@ class GPUARModelRunner(OmniGPUModelRunner):
     """
 
     adds_embeddings = False  # ``Component.adds_embeddings``; the worker sets it
+    # Once the model is loaded.
+    _layout: RowLayout
+    _layers: dict[str, int]  # by the names of their rows
+    _given: list[int]  # the layers whose inputs the model gives beside its last hidden states
 
     def set_up(self) -> None:
         super().set_up()
         self.captures = CaptureStore(max_closed=_CLOSED_PER_SLOT * self.max_num_reqs)
         self._copies = CopyRing(self.max_num_tokens, buffers=0 if self.device.type == "cpu" else 2)
         self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
+
+    def row_bytes(self) -> int:
+        """Return the bytes of one row of all kinds."""
+        return self._layout.nbytes
 
     def buffer_bytes(self) -> int:
         """Return the bytes of the pinned buffers through which the rows reach the host; 0 on a CPU."""
@@ -60,22 +70,23 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.captures.take(key)
 
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
-        """Return the first ``rows`` of a taken capture as ``hidden_states``, and the model's named outputs.
+        """Return the first ``rows`` of a taken capture by their kinds, and the model's named outputs.
 
-        Returns {} for a capture without rows. Raises the model's ModelError, and one naming an output that has one of
-        the runner's own names, or that is not made of tensors.
+        Returns {} for a capture without rows. Raises the model's ModelError, and one naming an output that has a name
+        of the runner's own or of a kind of rows, or that is not made of tensors.
         """
         if capture.rows is None:
             return {}
-        states = capture.rows[:rows]
+        kinds = self._layout.unpack(capture.rows[:rows], capture.prompt_tokens)
         model = self.get_model()
+        states = kinds[HIDDEN_STATES]
         named = model.named_outputs(states, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
         for name, output in named.items():
-            if name in _OWN_NAMES:
+            if name in OWN_NAMES or name in kinds:
                 raise ModelError("the runner's own output has this name", field=name)
             if not is_tensor_tree(output):
                 raise ModelError(f"{type(output).__name__} where a tensor, a list or a dict of them is due", field=name)
-        return {**named, "hidden_states": states}
+        return {**named, **kinds}
 
     def stats(self) -> dict[str, int]:
         return {
@@ -86,6 +97,22 @@ class GPUARModelRunner(OmniGPUModelRunner):
         }
 
     # Hooks, which vllm_hooks.model_runner calls.
+
+    def model_loaded(self) -> bool:
+        model = self.get_model()
+        dtype, width = self.hidden_row()
+        self._layers, self._given = self.asked_layers(), []
+        kinds = [RowKind(name, dtype, (width,)) for name in (HIDDEN_STATES, *self._layers)]
+        if self._layers:
+            if isinstance(model, SupportsStepOutputs):
+                raise ValueError(f"{type(model).__name__} names its own outputs of a step, and gives no other layers")
+            self._given = sorted({*self._layers.values()} - {0})
+            if self._given:
+                self.give_layers(self._given)
+        elif isinstance(model, SupportsStepOutputs):
+            kinds += model.step_outputs()
+        self._layout = RowLayout(kinds)
+        return bool(self._given) or isinstance(model, SupportsStepOutputs)
 
     def request_added(self, request: AddedRequest) -> None:
         super().request_added(request)
@@ -117,12 +144,15 @@ class GPUARModelRunner(OmniGPUModelRunner):
             return None
         parts = self._parts(rows)
         index = _index(rows, self.device)
-        if not self.adds_embeddings:
-            return _CapturedStep(parts, index, None)
+        keeps_inputs = 0 in self._layers.values()
+        if not self.adds_embeddings and not keeps_inputs:
+            return _CapturedStep(parts, index, None, None)
         if embeds is None:  # a model without media embeds its tokens itself
             model: Any = self.get_model()
             embeds = model.embed_input_ids(input_ids)
-        return _CapturedStep(parts, index, _without_media(parts, embeds[index]))
+        inputs = embeds[index]
+        added = _without_media(parts, inputs) if self.adds_embeddings else None
+        return _CapturedStep(parts, index, added, inputs.clone() if keeps_inputs else None)
 
     def _parts(self, rows: list[StepRows]) -> list[CapturePart]:
         parts = []
@@ -133,11 +163,26 @@ class GPUARModelRunner(OmniGPUModelRunner):
             done += count
         return parts
 
-    def after_forward(self, hidden: torch.Tensor, step: _CapturedStep) -> None:
+    def after_forward(self, output: Any, step: _CapturedStep) -> None:
+        hidden, others = self._split(output)
         states = hidden[step.index]
-        self._copies.push(states if step.embeds is None else step.embeds.add_(states), step.parts)
+        rows = {name: each[step.index] for name, each in others.items()}
+        rows |= {name: step.inputs for name, layer in self._layers.items() if layer == 0 and step.inputs is not None}
+        rows[HIDDEN_STATES] = states if step.embeds is None else step.embeds.add_(states)
+        self._copies.push(self._layout.pack(rows), step.parts)
         self.counts["captured_rows"] += step.parts[-1][-1]
         self.counts["captured_steps"] += 1
+
+    def _split(self, output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the last hidden states [n, H] of the model's output, and what else it holds, by the names of kinds."""
+        model = self.get_model()
+        if isinstance(model, SupportsStepOutputs):
+            return model.extract_multimodal_outputs(output)
+        if not self._given:
+            return output, {}
+        hidden, inputs = output
+        by_layer = dict(zip(self._given, inputs, strict=True))
+        return hidden, {name: by_layer[layer] for name, layer in self._layers.items() if layer in by_layer}
 
 
 def _without_media(parts: Sequence[CapturePart], embeds: torch.Tensor) -> torch.Tensor:

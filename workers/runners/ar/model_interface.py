@@ -1,4 +1,4 @@
-"""Protocols that a vLLM model class implements to read additional information or to give named outputs.
+"""Protocols that a vLLM model class implements to read additional information or to give more than hidden states.
 
 An engine prompt's ``additional_information`` (OmniTokensPrompt) reaches the model in the engine's process before
 the request enters the batch. ``load_information`` checks and prepares it once, and the other methods get its
@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from workers.runners.ar.row_layout import RowKind
 from workers.stages.types import TensorTree
 
 INFORMATION = "omni_information"  # key in SamplingParams.extra_args; its value is the key of the loaded information
@@ -46,6 +47,26 @@ class SupportsAdditionalInformation(Protocol):
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
         """Edit a step's input embeddings [n, H] in place; ``step`` has the rows of each request with information."""
+
+
+@runtime_checkable
+class SupportsStepOutputs(Protocol):
+    """A vLLM model class that gives the next stage more of each position than its last hidden states.
+
+    Its forward pass returns a tuple of two, of which the first are the last hidden states [n, H]: what it returns in a
+    step is what vLLM's graphs replay, so it holds tensors alone.
+    """
+
+    def step_outputs(self) -> Sequence[RowKind]:
+        """Return the kinds of rows that ``extract_multimodal_outputs`` gives in each step. Called once, when loaded."""
+
+    def extract_multimodal_outputs(
+        self, hidden_states: tuple[torch.Tensor, Any]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Split what the forward pass returned into the last hidden states [n, H], and each kind's rows by name.
+
+        Each kind's are [n, *shape] of its dtype, on the model's device. Nothing is copied here.
+        """
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ def main() -> None:
         gc.disable()  # a fifth of the import's time, and this process ends soon
         from workers.vllm_hooks.engine_arguments import wrong_arguments
 
-        own = frozenset({"lora_modules", "tool_parser"})
+        own = frozenset({"lora_modules", "tool_parser", "hidden_layers"})
         json.dump([[*wrong_arguments(each, own=own), *_wrong_parser(each)] for each in engines], answer)
 
 

@@ -64,7 +64,7 @@ parallelism may round a sum in another way and is not held to be another result.
 _ALWAYS_COUNTED = frozenset({"dtype", "max_model_len"})  # counted in the digest even where they are vLLM's defaults
 
 _BESIDE = frozenset(
-    {"cpu", "cuda", "lora_modules", "tool_parser"}
+    {"cpu", "cuda", "lora_modules", "tool_parser", "hidden_layers"}
 )  # a runner's own settings, which are no arguments of vLLM
 
 

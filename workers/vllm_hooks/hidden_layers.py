@@ -1,0 +1,43 @@
+"""The layers whose inputs an engine captures beside the last hidden states, on their way through vLLM's arguments.
+
+A layer's inputs are hidden states [n, H]: those of layer 0 are the embeddings, as in Transformers' ``hidden_states``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from omni_jobs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+_KEY = "omni_hidden_layers"
+
+
+def layers_argument(layers: Mapping[str, int]) -> dict[str, Any]:
+    """Return the engine arguments that say which layers are captured, by the names of their rows; {} for none."""
+    return {"additional_config": {_KEY: dict(layers)}} if layers else {}
+
+
+def layers_of(config: VllmConfig) -> dict[str, int]:
+    """Return the layers by name that an engine was given."""
+    given = config.additional_config
+    return dict(given.get(_KEY, {})) if isinstance(given, dict) else {}
+
+
+def check_layers(args: AsyncEngineArgs) -> None:
+    """Raise ConfigError naming the first layer that the model does not have. It reads the checkpoint's config."""
+    given = args.additional_config
+    layers = given.get(_KEY) if isinstance(given, dict) else None
+    if not layers:
+        return
+    number = int(args.create_model_config().hf_text_config.num_hidden_layers)
+    for name, layer in layers.items():
+        if not 0 <= layer < number:
+            raise ConfigError(
+                f"the model has the layers 0 to {number - 1}: the last one's output is what is captured anyway",
+                field=f"engine.hidden_layers.{name}",
+            )
