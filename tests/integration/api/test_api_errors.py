@@ -131,7 +131,7 @@ QUERIES = {
     "/v1/jobs?status=done": (
         "must be 'queued', 'in_progress', 'cancelling', 'completed', 'failed', 'cancelled' or 'expired'"
     ),
-    "/v1/jobs?pipeline=A": "must match ^[a-z][a-z0-9_]{0,39}$",
+    "/v1/jobs?pipeline=A": "must match ^[a-z][a-z0-9_]{0,39}(@[0-9A-Za-z.-]{1,20})?$",
     "/v1/jobs?brief=maybe": "must be true or false",
     f"{KNOWN_JOB}?wait=forever": "must be a number, like 5 or 0.5",
     "/v1/usage?by=foo": "must be one or more of day, tenant, pipeline, stage, with commas between them",

@@ -26,7 +26,10 @@ def mounts_are_allowed(tmp_path: Path) -> None:
 
 def disk(directory: Path, sizes: dict[str, str], **settings: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run the doctor where filesystems of these sizes are at these places; return its exit code and findings."""
-    mounts = "".join(f'mount -t tmpfs -o size={size} tmpfs "{place}" && ' for place, size in sizes.items())
+    in_order = sorted(sizes.items(), key=lambda each: each[0] != "/dev/shm")  # which may hide the other places
+    mounts = "".join(
+        f'mkdir -p -m 700 "{place}" && mount -t tmpfs -o size={size} tmpfs "{place}" && ' for place, size in in_order
+    )
     command = [*OWN_MOUNTS, "sh", "-c", f'{mounts}exec "$@"', "sh", sys.executable, "-m", "omni_jobs.cli", "doctor"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_JOBS_")}
     environment = kept | {"OMNI_JOBS_DATA_DIR": str(directory / "data"), "TMPDIR": str(directory / "tmp")} | settings
