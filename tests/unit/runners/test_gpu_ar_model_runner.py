@@ -210,11 +210,11 @@ class Coded(Model):
         super().__init__({"mean": torch.zeros(H)})
 
     def step_outputs(self) -> list[RowKind]:
-        return [RowKind("codes", torch.int64, (2,), of_prompt=False), RowKind("flag", torch.bool)]
+        return [RowKind("codebooks", torch.int64, (2,), of_prompt=False), RowKind("flag", torch.bool)]
 
     def extract_multimodal_outputs(self, hidden_states: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         hidden, more = hidden_states
-        return hidden, {"codes": more, "flag": more[:, 0] > 4}
+        return hidden, {"codebooks": more, "flag": more[:, 0] > 4}
 
 
 def test_what_a_model_gives_in_each_step_stands_beside_them() -> None:
@@ -225,7 +225,7 @@ def test_what_a_model_gives_in_each_step_stands_beside_them() -> None:
     runner.step(("a", 0, 3), embeds=None, more=torch.arange(6).view(3, 2))
     runner.step(("a", 3, 1), embeds=None, more=torch.tensor([[8, 9]]))
     kinds = runner.kinds_of("a", 4)
-    assert kinds["codes"].tolist() == [[4, 5], [8, 9]], "from the prompt's last position on"
+    assert kinds["codebooks"].tolist() == [[4, 5], [8, 9]], "from the prompt's last position on"
     assert kinds["flag"].tolist() == [False, False, False, True]
     assert kinds["hidden_states"][:, 0].tolist() == [0, 100, 200, 0]
     assert "mean" in kinds
@@ -234,6 +234,14 @@ def test_what_a_model_gives_in_each_step_stands_beside_them() -> None:
 def test_a_model_that_names_its_own_outputs_gives_no_other_layers() -> None:
     with pytest.raises(ValueError, match="gives no other layers"):
         Runner(model=Coded(), layers={"late": 3})
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "token_ids", "mrope_positions"])
+def test_a_kind_has_no_name_of_the_runners_own(name: str) -> None:
+    model = Coded()
+    model.step_outputs = lambda: [RowKind(name, torch.int64)]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=f"rows of {name}, a name of the runner's own"):
+        Runner(model=model)
 
 
 def test_a_name_of_a_kind_is_no_name_of_an_output() -> None:

@@ -111,6 +111,8 @@ class GPUARModelRunner(OmniGPUModelRunner):
                 self.give_layers(self._given)
         elif isinstance(model, SupportsStepOutputs):
             kinds += model.step_outputs()
+        if taken := sorted(OWN_NAMES.intersection(kind.name for kind in kinds[1:])):
+            raise ValueError(f"{type(model).__name__} gives rows of {taken[0]}, a name of the runner's own")
         self._layout = RowLayout(kinds)
         return bool(self._given) or isinstance(model, SupportsStepOutputs)
 

@@ -60,8 +60,8 @@ class RowLayout:
     def unpack(self, rows: torch.Tensor, prompt_tokens: int) -> dict[str, torch.Tensor]:
         """Return each kind's rows by name, of a request's packed rows uint8 [n, nbytes]; of one kind alone, a view.
 
-        ``prompt_tokens``: how many positions are the prompt's. A kind that is not of the prompt has as many rows less
-        one less than n.
+        ``prompt_tokens``: how many positions are the prompt's, P. A kind that is not of the prompt has the n - P + 1
+        rows from the prompt's last position on.
         """
         found = {}
         begin = 0
