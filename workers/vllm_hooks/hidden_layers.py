@@ -29,13 +29,19 @@ def layers_of(config: VllmConfig) -> dict[str, int]:
 
 
 def check_layers(args: AsyncEngineArgs) -> None:
-    """Raise ConfigError naming the first layer that the model does not have. It reads the checkpoint's config."""
+    """Raise ConfigError naming the first layer that cannot be captured. It reads the checkpoint's config."""
     given = args.additional_config
     layers = given.get(_KEY) if isinstance(given, dict) else None
     if not layers:
         return
     number = int(args.create_model_config().hf_text_config.num_hidden_layers)
     for name, layer in layers.items():
+        if layer == 0 and args.tensor_parallel_size > 1:
+            # The one rank that captures would embed tokens alone, and wait for the others for ever.
+            raise ConfigError(
+                "layer 0 has the embeddings, which tensor_parallel_size splits over ranks: take another layer",
+                field=f"engine.hidden_layers.{name}",
+            )
         if not 0 <= layer < number:
             raise ConfigError(
                 f"the model has the layers 0 to {number - 1}: the last one's output is what is captured anyway",

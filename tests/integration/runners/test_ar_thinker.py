@@ -112,6 +112,14 @@ async def test_a_layer_that_the_model_lacks_is_named(tiny_checkpoint: Path, tmp_
     assert caught.value.field == "engine.hidden_layers.beyond"
 
 
+async def test_embeddings_that_are_split_over_ranks_are_not_captured(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """The one rank that captures would wait for the others for ever."""
+    found = runner(tiny_checkpoint, "thinker", tmp_path, hidden_layers={"embedded": 0}, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="splits over ranks") as caught:
+        await found.start()
+    assert caught.value.field == "engine.hidden_layers.embedded"
+
+
 @pytest.mark.parametrize("name", CASES)
 async def test_equal_to_transformers(thinker: ARRunner, reference: Reference, name: str) -> None:
     output = await thinker.run(CASES[name].prompt(reference), quiet)
