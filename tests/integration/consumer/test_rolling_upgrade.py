@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -24,14 +25,34 @@ from omni_jobs.jobs import JobFilter
 from omni_jobs.maintenance.rescuer import Rescuer
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.states import JobState
+from tests import relay
 from tests.integration.api_server import ApiServer, serve
-from tests.integration.echo_stack import PIPELINE, EchoStack, EchoWorker
+from tests.integration.echo_stack import EchoStack, EchoWorker
 from workers.offline import OmniLLM
 
 JOBS = 2000
 CLIENTS = 4
 ENDED_WITHIN_S = 120.0
-# Another processor, a renamed stage, one stage less, and so another payload.
+FIRST = """
+name: echo
+version: "1"
+stages:
+  first:
+    kind: echo
+    processor: echo
+    parameters: {payload_bytes: 64}
+    produces: bytes
+    slots: 8
+  second:
+    kind: relay
+    processor: sum_bytes
+    inputs: {first: bytes}
+    produces: text
+    slots: 8
+outputs:
+  text: {stage: second}
+"""
+# Other processors, a renamed stage, and another field in the payload that it hands on.
 NEXT = """
 name: echo
 version: "2"
@@ -42,18 +63,32 @@ stages:
     parameters: {max_tokens: 3}
     produces: text
     slots: 8
+  second:
+    kind: relay
+    processor: reverse_text
+    inputs: {talk: text}
+    produces: text
+    slots: 8
 outputs:
-  text: {stage: talk}
+  text: {stage: second}
 """
 PROMPTS = [f"Line {number} of the log" for number in range(7)]
 
 
 @pytest.fixture
-def stack(database_url: str, valkey_server: str, tmp_path: Path) -> Iterator[EchoStack]:
+def stack(
+    database_url: str, valkey_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EchoStack]:
+    relay.install(tmp_path / "site", monkeypatch)
     options = {"OMNI_JOBS_STORAGE_SYNC": "false", "OMNI_JOBS_MIN_FREE_BYTES": "0", "OMNI_JOBS_MAX_QUEUED_JOBS": "5000"}
-    stack = EchoStack(tmp_path, database_url, valkey_server, options)
+    stack = EchoStack(tmp_path, database_url, valkey_server, options, config=FIRST)
     yield stack
     stack.close()
+
+
+def request_of(prompt: str) -> dict[str, Any]:
+    """A prompt has a seed of its own, of which the bytes are made that version 1 hands on."""
+    return {"messages": [{"role": "user", "content": prompt}], "seed": PROMPTS.index(prompt)}
 
 
 class Clients:
@@ -80,7 +115,7 @@ class Clients:
 
     def _submit_one(self, number: int) -> None:
         prompt = PROMPTS[number % len(PROMPTS)]
-        body = {"model": "echo", "messages": [{"role": "user", "content": prompt}]}
+        body = {"model": "echo", **request_of(prompt)}
         for turn in itertools.count(number):  # a server that stops is left for the next one, as a load balancer does
             server = self.servers[turn % len(self.servers)]
             try:
@@ -108,7 +143,7 @@ class Clients:
 def results_of(reference: str, stack: EchoStack) -> dict[str, str]:
     """What ``OmniLLM`` makes of each prompt with this version."""
     with OmniLLM(reference, settings=stack.settings) as llm:
-        made = [llm.generate([{"messages": [{"role": "user", "content": prompt}]}])[0] for prompt in PROMPTS]
+        made = [llm.generate([request_of(prompt)])[0] for prompt in PROMPTS]
     return {prompt: each.text or "" for prompt, each in zip(PROMPTS, made, strict=True)}
 
 
@@ -129,7 +164,7 @@ def test_jobs_end_on_the_version_they_began_with(stack: EchoStack, seed: int) ->
 
         clients.until(moments[0])  # the file and the workers of version 2, beside version 1
         (configs / "next.yaml").write_text(NEXT)
-        new = [stack.launch("talk"), stack.launch("talk")]
+        new = [stack.launch("talk"), stack.launch("second")]
         for worker in new:
             stack.serving(worker)
         if chance.random() < 0.5:  # a worker of version 1 dies meanwhile, and comes back as one of version 1
@@ -182,9 +217,11 @@ def test_jobs_end_on_the_version_they_began_with(stack: EchoStack, seed: int) ->
     assert set(jobs) == set(clients.jobs), "lost or doubled"
     versions = Counter(job.pipeline_version for job in jobs.values())
     assert min(versions["1"], versions["2"]) >= 50, versions
-    (configs / "echo.yaml").write_text(PIPELINE)
+    (configs / "echo.yaml").write_text(FIRST)
     expected = {version: results_of(f"echo@{version}", stack) for version in ("1", "2")}
-    assert expected["1"] != expected["2"]
+    for made in expected.values():
+        assert len(set(made.values())) == len(PROMPTS), "each prompt has an answer of its own"
+    assert not set(expected["1"].values()) & set(expected["2"].values())
     stages = {pipeline.version: list(pipeline.stages) for pipeline in load_pipelines(configs).values()}
     for job in jobs.values():
         assert job.status is JobState.COMPLETED, job
