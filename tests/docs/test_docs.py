@@ -1,6 +1,6 @@
 """What docs/api.md and docs/operations/ show must be so: requests, answers, routes, YAML, defaults.
 
-The commands and settings of all pages are checked in test_readme.
+The commands of all pages are read in test_commands, their settings in test_readme.
 """
 
 import json

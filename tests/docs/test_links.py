@@ -1,9 +1,14 @@
-"""Every link of every page leads to a file and a heading that are there, and docs/README.md names every page."""
+"""Every link of every page leads to a file and a heading that are there, and docs/README.md names every page.
+
+A link to another site is not followed, because tests have no internet: whether its page is still there, nobody checks.
+It is well-formed, by https, and of a site of SITES, whom a person has looked at. On GitHub it names an issue.
+"""
 
 import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,6 +17,16 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/
 CODE = ("omni_jobs", "workers", "benchmarks", "demo", "scripts", "migrations", "stage_configs", "tests", "examples")
 FILES = [path for folder in CODE for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".sh", ""}]
 SINGLE = [ROOT / name for name in ("docker-compose.yml", ".env.example", "Dockerfile", "pyproject.toml")]
+SITES = {
+    "awscli.amazonaws.com",
+    "docs.bentoml.com",
+    "docs.nvidia.com",
+    "docs.ray.io",
+    "docs.vllm.ai",
+    "github.com",
+    "huggingface.co",
+}
+OWN = {"http://127.0.0.1:8000/"}  # what the reader has started
 
 
 def name_of(path: Path) -> str:
@@ -48,6 +63,48 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [name_of(file) for file, _ in links(page) if not file.exists()] == []
     lost = [f"{name_of(file)}#{anchor}" for file, anchor in links(page) if anchor and anchor not in anchors(file)]
     assert lost == []
+
+
+def links_to_sites() -> list[tuple[str, str]]:
+    """The page and the target of each link to elsewhere, in either form that Markdown has."""
+    found = []
+    for page in PAGES:
+        inline = [target for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" in target]
+        found += [(name_of(page), target) for target in (*inline, *re.findall(r"<(\w+://[^>]*)>", prose(page)))]
+    return found
+
+
+def is_of_a_known_site(target: str) -> bool:
+    """Whether a link is well-formed, by https, and of a site of SITES: no address, port, name or password in it."""
+    url = urlsplit(target)
+    if url.scheme != "https" or url.netloc not in SITES or not re.fullmatch(r"(/[\w.-]+)+/?", url.path):
+        return False
+    is_issue = re.fullmatch(r"(/[\w.-]+){2}/(issues|pull)/\d+", url.path)
+    return not url.query and (url.netloc != "github.com" or is_issue is not None)
+
+
+def test_links_to_other_sites_are_well_formed_and_known() -> None:
+    found = links_to_sites()
+    assert [(page, target) for page, target in found if target not in OWN and not is_of_a_known_site(target)] == []
+    assert {urlsplit(target).netloc for _, target in found if target not in OWN} == SITES, "each is still linked to"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://github.com/celery/celery/issues/1",
+        "https://github.com/celery/celery/issues/",
+        "https://github.com:8443/celery/celery/issues/1",
+        "https://somebody@github.com/celery/celery/issues/1",
+        "https://10.0.0.5/page",
+        "https://docs.vllm.ai//en",
+        "https://docs.vllm.ai/en/latest…",
+        "https://docs.vllm.ai.example.com/en",
+        "ftp://docs.vllm.ai/en",
+    ],
+)
+def test_a_wrong_link_to_another_site_is_seen(target: str) -> None:
+    assert not is_of_a_known_site(target)
 
 
 def test_the_index_names_every_page_once() -> None:

@@ -1,15 +1,15 @@
-"""What README.md and the other pages show must exist: commands, options, requests, files, settings, Python code."""
+"""What README.md and the other pages show must exist: help, requests, files, settings, Python code.
+
+Commands are read in test_commands.
+"""
 
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from omni_jobs.cli import app
@@ -18,44 +18,16 @@ from omni_jobs.requests import JobRequest
 from omni_jobs.settings import Settings
 from omni_jobs.views import JobView
 from tests.docs.pages import PAGES, ROOT, blocks, pages
+from tests.docs.shell import commands
 
 README = PAGES["README.md"]
 OPERATIONS = pages("operations")
 ALL = "\n".join(PAGES.values())
+SHOWN = {each.words[1:2] for each in commands() if each.words[0].endswith("omni-jobs")}
 SECRET_FILES = {"BROKER_URL_FILE", "DATABASE_URL_FILE", "API_KEY_FILE"}  # read in test_settings_secrets
 
 
-def command_lines() -> Iterator[list[str]]:
-    """The words of every ``omni-jobs`` command of the shell blocks, without what stands before it and comments."""
-    for block in blocks(ALL, "bash"):
-        for line in filter(re.compile(r"(^|[\s/])omni-jobs ").search, block.splitlines()):
-            words = shlex.split(line, comments=True)
-            names = [Path(word).name for word in words]
-            if "omni-jobs" in names:
-                yield words[names.index("omni-jobs") + 1 :]
-
-
-def test_the_commands_are_found() -> None:
-    assert len(list(command_lines())) >= 60
-
-
-@pytest.mark.parametrize("words", command_lines(), ids=" ".join)
-def test_every_command_line_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for option, name in pairwise(words):
-        if option in ("--audio", "--image"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).touch()
-    command = get_command(app)
-    context = command.make_context("omni-jobs", words, resilient_parsing=False)
-    while (rest := [*context._protected_args, *context.args]) and hasattr(command, "commands"):
-        assert rest[0] in command.commands
-        command = command.commands[rest[0]]
-        context = command.make_context(rest[0], rest[1:], parent=context)
-    context.close()  # the files that it has opened
-
-
-@pytest.mark.parametrize("words", sorted({tuple(words[:1]) for words in command_lines()}))
+@pytest.mark.parametrize("words", sorted(SHOWN))
 def test_every_command_has_help(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
 
