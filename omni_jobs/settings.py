@@ -108,7 +108,7 @@ class Settings(BaseSettings):
 
     # The device of this process's stages, in place of the one in their stage configs.
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
-    # The share of the GPU's memory that a worker may use. None: the share in the stage config.
+    # The share of the GPU's memory that a worker may use. None: the share in the stage config, as where it is empty.
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     # The bytes of a worker's KV cache in the host's memory, on a CPU. None: those in the stage config.
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
@@ -224,6 +224,12 @@ class Settings(BaseSettings):
             return value
         names = tuple(name for part in value.split(",") if (name := part.strip()))
         return names or cls.model_fields[info.field_name or ""].default
+
+    @field_validator("gpu_memory_utilization", mode="before")
+    @classmethod
+    def _none_if_empty(cls, value: object) -> object:
+        """Take an empty text as not set, because docker-compose.yml gives that where the stage has no share in .env."""
+        return None if value == "" else value
 
     @field_validator("api_host", "metrics_host")
     @classmethod
@@ -362,9 +368,9 @@ class Settings(BaseSettings):
 _MAY_BE_EMPTY: Final = frozenset(
     f"OMNI_JOBS_{name.upper()}"
     for name, field in Settings.model_fields.items()
-    if name in ("api_host", "metrics_host") or NoDecode in field.metadata
+    if name in ("api_host", "metrics_host", "gpu_memory_utilization") or NoDecode in field.metadata
 )
-"""The variables that may be empty: lists, then as if not set, and hosts, then every address."""
+"""The variables that may be empty: lists and a share, then as if not set, and hosts, then every address."""
 
 
 def _is_loopback(host: str) -> bool:

@@ -91,7 +91,7 @@ def _place(
         sharing = sum(each.bytes for each in here if each.takes_share)
         rest = sum(each.bytes for each in here if not each.takes_share)
         growth.append((_MOST * cards[card] - rest) / sharing)
-    share = math.floor(needed * min(growth) * _HUNDREDTH) / _HUNDREDTH
+    share = math.floor(round(needed * min(growth) * _HUNDREDTH, 6)) / _HUNDREDTH  # 94.999… is 95
     return CardPlace(need, own, _up(needed), max(_up(needed), share))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from omni_jobs.cards import CardNeed, CardPlace
     from omni_jobs.settings import Settings
 
+_NAMED_BY_STAGE: Final = "qwen2_5_omni"  # whose services in docker-compose.yml have the names of its stages alone
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -25,6 +26,7 @@ def fit(
     pipelines: options.FittedArgument = None,
     gpus: options.GpusOption = None,
     models: options.CheckpointsOption = None,
+    as_env: options.ComposeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what each stage takes of a card's memory, and divide cards among the stages.
@@ -38,11 +40,14 @@ def fit(
       omni-jobs pipelines fit qwen2_5_omni --gpu 48 --model /models/Qwen2.5-Omni-7B
       omni-jobs pipelines fit chat qwen_image --gpu 24 --gpu 80
       omni-jobs pipelines fit --gpu 80     # the pipelines that this host serves
+      omni-jobs pipelines fit chat --gpu 32 --model /models/chat --env >cards.env
     """
     from omni_jobs.cards import cards_of_host, divided
     from omni_jobs.cli.screen import show_json
     from omni_jobs.settings import read_settings
 
+    if as_env and as_json:
+        fail("either --env or --json", Exit.USAGE)
     settings = read_settings()
     if not (pipelines or models or settings.pipelines or settings.models):
         what = "name the pipelines that share the cards, or their checkpoints"
@@ -52,12 +57,31 @@ def fit(
     if not cards:
         fail("this host has no card, so name those that you mean: --gpu 80", Exit.FAILED)
     places = divided(needs, cards)
-    if as_json:
+    without = [f"{place.need.pipeline}.{place.need.stage}" for place in places if not place.cards]
+    if as_env and without:
+        fail(f"no card has room for {', '.join(without)}: without --env the command shows what each takes", Exit.FAILED)
+    if as_env:
+        for name, value in compose_variables(places).items():
+            say(f"{name}={value}")
+    elif as_json:
         show_json([_as_json(place) for place in places])
     else:
         _show(places, cards)
-    if not all(place.cards for place in places):
+    if without:
         raise typer.Exit(Exit.FAILED)
+
+
+def compose_variables(places: Sequence[CardPlace]) -> dict[str, str]:
+    """Return the variables of docker-compose.yml, by name, that put each stage on its cards with its share of them."""
+    variables = {}
+    for place in places:
+        stage = place.need.stage
+        service = stage if place.need.pipeline == _NAMED_BY_STAGE else f"{place.need.pipeline}-{stage}"
+        name = f"{service.upper().replace('-', '_')}_GPU"
+        variables[name] = ",".join(map(str, place.cards))
+        if place.share is not None:
+            variables[f"{name}_MEMORY"] = f"{place.share:.2f}"
+    return variables
 
 
 def _needs(settings: Settings, names: Sequence[str], models: Sequence[str]) -> list[CardNeed]:

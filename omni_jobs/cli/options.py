@@ -378,3 +378,9 @@ GpusOption = Annotated[
         "--gpu", metavar="GB", min=1, help="A card, by its 10⁹ bytes. May be repeated. Default: those of this host."
     ),
 ]
+ComposeOption = Annotated[
+    bool,
+    typer.Option(
+        "--env", help="Print the variables of docker-compose.yml alone: the card of each stage, and its share of it."
+    ),
+]

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from tests.compose.client import (
@@ -447,6 +448,9 @@ class Trial:
                 left = [name for name, service in found["services"].items() if service.get("runtime")]
                 if path.name in {"compose.cdi.yml", "compose.cpu.yml"} and left:
                     raise TrialError(f"these still ask for NVIDIA's runtime: {', '.join(left)}")
+        for path in sorted((self.deployment.directory / "deploy" / "cards").glob("*.env")):
+            with self.step(f"docker compose config with {path.name}"):
+                self._cards(path)
         for name, words in REQUIRED.items():
             with self.step(f"docker compose config without {name}"):
                 line = f"{name}= docker compose {' '.join(words)} config --quiet"
@@ -456,6 +460,19 @@ class Trial:
         for page in ("compose.md", "several-hosts.md", "gpus.md"):
             with self.step(f"overrides of {page}") as facts:
                 facts["overrides"] = self._overrides(page)
+
+    def _cards(self, path: Path) -> None:
+        """Compose gives the services each card and each share of a file of deploy/cards. Raises TrialError."""
+        given = dict(re.findall(r"(?m)^(\w+)=(.*)$", path.read_text("utf-8")))
+        relative = str(path.relative_to(self.deployment.directory))
+        found = self.deployment.configuration("--env-file", ".env", "--env-file", relative)["services"]
+        for service, one in found.items():
+            name = f"{service.upper().replace('-', '_')}_GPU"
+            expected = {"NVIDIA_VISIBLE_DEVICES": given.get(name)}
+            expected["OMNI_JOBS_GPU_MEMORY_UTILIZATION"] = given.get(f"{name}_MEMORY")
+            for variable, value in expected.items():
+                if value is not None and one["environment"].get(variable) != value:
+                    raise TrialError(f"{service} has {variable} {one['environment'].get(variable)}, not {value}")
 
     def _overrides(self, page: str) -> int:
         text = (self.deployment.directory / "docs" / "operations" / page).read_text("utf-8")

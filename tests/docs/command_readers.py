@@ -44,6 +44,7 @@ Words = Sequence[str]
 SYSTEMD = ROOT / "deploy" / "systemd"
 RELEASE, NAMESPACE = "omni", "jobs"  # of the docs
 OWN_VALUES = {"mine.yaml", "values.yaml"}  # files that the reader writes
+OWN_VARIABLES = {".env", "cards.env"}  # the same, and what a command before has printed
 
 
 class Grammar(argparse.ArgumentParser):
@@ -199,6 +200,9 @@ def read_docker(words: Words) -> None:
 
 
 def read_compose(words: Words) -> None:
+    while words[0] == "--env-file":
+        assert words[1] in OWN_VARIABLES or (ROOT / words[1]).is_file(), words[1]
+        words = words[2:]
     if words[0] == "--profile":
         assert f"profiles: [{words[1]}]" in (ROOT / "docker-compose.yml").read_text(encoding="utf-8"), words[1]
         words = words[2:]

@@ -58,6 +58,7 @@ def test_every_command_is_understood(command: Command) -> None:
         "docker compose exec no-such omni-jobs status",
         "docker compose exec api omni-jobs no-such",
         "docker compose up --detatch",
+        "docker compose --env-file .env --env-file deploy/cards/no-such.env up",
         "helm install --namespace jobs --values deploy/kubernetes/values/no-such.yaml omni deploy/kubernetes/omni-jobs",
         "helm upgrade --namespace jobs --values values.yaml other deploy/kubernetes/omni-jobs",
         RULE.format(5431),

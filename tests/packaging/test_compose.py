@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from omni_jobs.cli import app
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, read_settings
-from tests.docs.pages import blocks, page, pages
+from tests.docs.pages import blocks, pages
 from tests.packaging.interpolation import interpolated, variables_of
 from workers.consumer.command_line import stage_of_queues
 
@@ -51,12 +51,6 @@ def variables() -> dict[str, str]:
     lines = EXAMPLE.read_text().splitlines()
     given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {name: value for name, value in given.items() if value}
-
-
-def layouts() -> list[dict[str, str]]:
-    """The sets of variables in .env.example that say which GPU each stage uses."""
-    blocks = [dict(example(block)) for block in EXAMPLE.read_text().split("\n\n")]
-    return [block for block in blocks if "THINKER_GPU" in block]
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +100,6 @@ def workers(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
         name: service for name, service in services.items() if service.get("command", [])[:2] == ["omni-jobs", "worker"]
     }
-
-
-def stages() -> list[str]:
-    """Those of the pipeline whose layouts the example has."""
-    return list(load_pipelines(ROOT / "stage_configs").named("qwen2_5_omni", field="pipeline").stages)
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
@@ -209,8 +198,10 @@ def test_a_directory_that_is_missing_is_not_made(services: dict[str, dict[str, A
 
 
 def test_variables_are_in_the_example_with_their_defaults() -> None:
+    """But those of cards, which deploy/cards has."""
     content = COMPOSE.read_text()
-    used = list(variables_of("\n".join(line for line in content.splitlines() if not line.lstrip().startswith("#"))))
+    lines = [line for line in content.splitlines() if not line.lstrip().startswith("#")]
+    used = [each for each in variables_of("\n".join(lines)) if not re.search(r"_GPU(_MEMORY)?$", each.name)]
     shown = dict(reversed(example(EXAMPLE.read_text())))  # the first of each name
     assert {each.name for each in used} == {
         name for name in shown if not name.startswith("OMNI_JOBS_") or f"${{{name}" in content
@@ -452,8 +443,14 @@ def test_a_host_without_a_gpu_builds_no_image_for_one(services: dict[str, dict[s
     assert all(services[f"{kind}-image"]["profiles"] == ["images"] for kind in ("worker", "worker-cpu"))
 
 
-def test_each_worker_is_on_the_gpu_that_the_example_names(services: dict[str, dict[str, Any]]) -> None:
-    """The runtime takes a list of devices (tensor parallel) as one variable; a reservation's device_ids would not."""
+def test_each_worker_has_its_card_and_an_engine_that_takes_a_share_its_share(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    """Which is empty at first: that of the stage config. A share in .env is not for the workers that take none.
+
+    The runtime takes a list of devices (tensor parallel) as one variable; a reservation's device_ids would not.
+    """
+    pipelines = load_pipelines(ROOT / "stage_configs")
     for name, service in services.items():
         assert "deploy" not in service, name
         assert ("runtime" in service) == (service["image"] == "omni-jobs-worker"), name
@@ -466,45 +463,12 @@ def test_each_worker_is_on_the_gpu_that_the_example_names(services: dict[str, di
         assert environment["OMNI_JOBS_DEVICE"] == "cuda"
         variable = name.upper().replace("-", "_") + "_GPU"
         assert f"${{{variable}:-0}}" in COMPOSE.read_text()
-        assert environment["NVIDIA_VISIBLE_DEVICES"] == variables().get(variable, "0")
+        assert environment["NVIDIA_VISIBLE_DEVICES"] == "0"
         assert mounts(service)[environment["OMNI_JOBS_LOAD_LOCKS_DIR"]] == "load-locks"
-        if name in stages():
-            assert environment["OMNI_JOBS_GPU_MEMORY_UTILIZATION"] == variables()[f"{name.upper()}_GPU_MEMORY"]
-
-
-def test_layouts_are_for_one_two_and_three_gpus() -> None:
-    cards = [len({value for name, value in layout.items() if name.endswith("_GPU")}) for layout in layouts()]
-    assert cards == [1, 2, 3]
-
-
-@pytest.mark.parametrize("layout", layouts(), ids=["one", "two", "three"])
-def test_shares_fit_their_card(layout: dict[str, str]) -> None:
-    """What is on one card adds up; a tenth is left for the CUDA contexts, which no share counts."""
-    taken: Counter[str] = Counter()
-    for stage in stages():
-        taken[layout[f"{stage.upper()}_GPU"]] += round(100 * float(layout[f"{stage.upper()}_GPU_MEMORY"]))
-    for card, percent in taken.items():
-        assert percent <= 90, f"GPU {card}: {percent} %"
-
-
-NEEDS = re.compile(r"(?m)^\| `(\w+)` \|.*\| (\d+) GiB \| (\d+) GiB \|$")
-CARDS = re.compile(r"(?m)^\| (one|two|three) \| ([\d, ]+) GB \| ([\d, ]+) GB \|")
-SELLS = {12: 11.6, 16: 15.5, 24: 23.5, 32: 31.8, 48: 44.9}  # GB on the box → GiB that the driver gives, the least
-
-
-@pytest.mark.parametrize("model", [0, 1], ids=["7B", "3B"])
-def test_stages_fit_the_cards_that_the_docs_name(model: int) -> None:
-    """docs/operations/gpus.md says what each stage needs, and how large the cards of each layout are at least."""
-    text = page("operations/gpus.md")
-    needs = {stage: int(sizes[model]) for stage, *sizes in NEEDS.findall(text)}
-    assert set(needs) == {"thinker", "talker", "code2wav"}
-    named = CARDS.findall(text)
-    assert [number for number, *_ in named] == ["one", "two", "three"]
-    for (_, *columns), layout in zip(named, layouts(), strict=True):
-        sizes = [SELLS[int(size)] for size in columns[model].split(",")]
-        for stage, need in needs.items():
-            card = sizes[int(layout[f"{stage.upper()}_GPU"])]
-            assert need <= float(layout[f"{stage.upper()}_GPU_MEMORY"]) * card, f"{stage} on {card} GiB"
+        stage = pipelines.named(service["command"][3]).stage(service["command"][5])
+        takes_share = getattr(stage.engine_settings, "gpu_memory_utilization", None) is not None
+        assert environment.get("OMNI_JOBS_GPU_MEMORY_UTILIZATION") == ("" if takes_share else None), name
+        assert (f"${{{variable}_MEMORY:-}}" in COMPOSE.read_text()) == takes_share, name
 
 
 def test_workers_can_be_scaled(services: dict[str, dict[str, Any]]) -> None:

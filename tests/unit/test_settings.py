@@ -150,6 +150,20 @@ def test_an_empty_list_is_as_if_not_set_and_an_empty_host_every_address(monkeypa
     assert (found.trusted_proxies, found.pipelines, found.api_host) == (("127.0.0.1", "::1"), None, "")
 
 
+def test_an_empty_share_of_a_card_is_as_if_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose gives it so where .env names no share for the stage."""
+    monkeypatch.setenv("OMNI_JOBS_GPU_MEMORY_UTILIZATION", "")
+    found = read_settings()
+    assert found.gpu_memory_utilization is None
+    assert "OMNI_JOBS_GPU_MEMORY_UTILIZATION" not in found.to_environment()
+    monkeypatch.setenv("OMNI_JOBS_GPU_MEMORY_UTILIZATION", "0.5")
+    assert read_settings().gpu_memory_utilization == 0.5
+    monkeypatch.setenv("OMNI_JOBS_GPU_MEMORY_UTILIZATION", " ")
+    with pytest.raises(ConfigError) as caught:
+        read_settings()
+    assert caught.value.field == "OMNI_JOBS_GPU_MEMORY_UTILIZATION"
+
+
 def test_an_empty_text_that_is_the_default_is_not_handed_on() -> None:
     assert "OMNI_JOBS_BROKER_KEY_PREFIX" not in Settings(broker_key_prefix="").to_environment()
 

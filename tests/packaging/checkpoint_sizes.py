@@ -1,0 +1,81 @@
+"""Published checkpoints by their sizes: their configs, and their weights as holes of the true number."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.unit.cards.test_need import TALKER, TEXT, write_hole
+
+MILLION: Final = 10**6
+
+
+class Checkpoint(NamedTuple):
+    """name: the model's; weights: millions of values by the beginning of their names; configs: by file."""
+
+    name: str
+    weights: Mapping[str, int]
+    configs: Mapping[str, Mapping[str, Any]] = {}
+
+    def write(self, directory: Path) -> None:
+        """Write its files, which take no room."""
+        for prefix, millions in self.weights.items():
+            folder, _, beginning = prefix.rpartition("/")
+            file = directory / folder / f"model-{beginning or 'all.'}safetensors"
+            write_hole(file, {f"{beginning}w": ("BF16", millions * MILLION)})
+        for name, content in self.configs.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def text(layers: int, heads: int, keys: int, width: int, **more: int) -> dict[str, int]:
+    """The config of a language model with a context of 32,768 tokens."""
+    return {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "hidden_size": width,
+        "max_position_embeddings": 32768,
+        **more,
+    }
+
+
+def omni(name: str, thinker: int, config: Mapping[str, int]) -> Checkpoint:
+    """A Qwen2.5-Omni of so many millions in its thinker. The talker of 7B stands for a smaller one, too."""
+    weights = {"thinker.": thinker, "talker.": 1_350, "token2wav.": 450}
+    configs = {"config.json": {"thinker_config": {"text_config": config}, "talker_config": TALKER}}
+    return Checkpoint(name, weights, configs)
+
+
+_ENCODER: Final = {"text_encoder/lm_head.": 545, "text_encoder/visual.": 680, "text_encoder/model.": 7_070}
+_PICTURES: Final = {**_ENCODER, "transformer/": 20_430, "vae/": 127}
+_CHAT: Final = (
+    Checkpoint("Mistral-Small-24B", {"": 23_570}, {"config.json": text(40, 32, 8, 5120, head_dim=128)}),
+    Checkpoint("Qwen2.5-14B", {"": 14_770}, {"config.json": text(48, 40, 8, 5120)}),
+    Checkpoint("Qwen2.5-7B", {"": 7_620}, {"config.json": TEXT}),
+)
+CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
+    "qwen2_5_omni": (
+        omni("Qwen2.5-Omni-7B", 8_930, TEXT),
+        omni("Qwen2.5-Omni-3B", 4_700, text(36, 16, 2, 2048)),
+    ),
+    "chat": _CHAT,
+    "voice": _CHAT,
+    "qwen_image": (Checkpoint("Qwen-Image", _PICTURES, {"text_encoder/config.json": TEXT}),),
+    "qwen_image_edit": (Checkpoint("Qwen-Image-Edit", _PICTURES, {"text_encoder/config.json": TEXT}),),
+    "glm_image": (
+        Checkpoint(
+            "GLM-Image",
+            {
+                "vision_language_encoder/model.visual.": 310,
+                "vision_language_encoder/model.vqmodel.": 15,
+                "vision_language_encoder/model.language_model.": 9_430,
+                "transformer/": 7_000,
+                "text_encoder/": 200,
+                "vae/": 50,
+            },
+            {"vision_language_encoder/config.json": {"text_config": text(40, 32, 2, 4096)}},
+        ),
+    ),
+}
+"""Of each pipeline on GPUs, the largest first. Weights have 2 bytes in the file, whatever a stage makes of them."""
