@@ -28,6 +28,7 @@ from omni_jobs.database.migrations import revisions, statements
 from omni_jobs.database.schema_plan import Direction, SchemaChange, changes, check_way_back, direction, plan
 from omni_jobs.database.tables import Base
 from omni_jobs.errors import ConfigError, Conflict
+from tests.services.small_disk import fill, postgres_with_small_disk
 
 NUMBERS = [each.number for each in revisions()]
 
@@ -305,6 +306,32 @@ def test_a_full_disk_leaves_the_schema_of_a_revision(tmp_path: Path) -> None:
     assert ended(migrate(url))[0] == 0
     with closing(Database(url)) as database:
         assert is_whole(database)
+
+
+def test_a_full_disk_of_postgresql_leaves_the_schema_of_a_revision() -> None:
+    with postgres_with_small_disk() as server:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE jobs TABLESPACE small")
+        url = f"{server.rpartition('/')[0]}/jobs"
+        with closing(Database(url)) as database:
+            database.migrate("0011")
+            fill_errors(database, 30_000)
+        with psycopg.connect(url, autocommit=True) as connection:
+            fill(connection)
+            code, _, err = ended(migrate(url))
+            assert code == 3, err
+            assert "Traceback" not in err
+            assert "No space left on device" in err
+            assert "mend the fault and run omni-jobs migrate again" in err
+            with closing(Database(url)) as database:
+                assert database.revision() == "0011"
+                assert plan(database).revisions[0].revision == "0012"
+            connection.execute("DROP TABLE ballast")
+            assert ended(migrate(url))[0] == 0
+            with closing(Database(url)) as database:
+                assert is_whole(database)
+            assert connection.execute("SELECT count(*) FROM attempt_errors").fetchone() == (30_000,)
+            assert connection.execute("SELECT count(*) FROM pg_index WHERE NOT indisvalid").fetchone() == (0,)
 
 
 def test_a_live_stack_waits_less_than_a_second_behind_a_migration_that_waits(
