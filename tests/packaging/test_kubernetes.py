@@ -19,6 +19,7 @@ import helm_python
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings
@@ -152,7 +153,7 @@ def test_whatever_an_object_names_is_there(objects: list[dict[str, Any]]) -> Non
         assert spec["serviceAccountName"] in accounts
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         for volume in volumes.values():  # the operator makes what they name
-            assert volume.get("persistentVolumeClaim", {}).get("claimName", "models") == "models"
+            assert volume.get("persistentVolumeClaim", {}).get("claimName", "models") in {"models", "load-locks"}
             assert volume.get("configMap", {}).get("name", "authorities") == "authorities"
         mounted = set()
         for container in containers(pod):
@@ -363,6 +364,74 @@ def test_a_remote_stage_has_its_servers_and_their_keys_are_its_pods_alone() -> N
     assert (made["open"].url, made["open"].key_file) == (URL, None)
 
 
+def test_workers_that_share_a_card_share_the_volume_of_their_locks() -> None:
+    """It is the one place that they write to and that others see; the group of the volume is that of the pods."""
+    claim = yaml.safe_load((KUBERNETES / "load-locks.yaml").read_text(encoding="utf-8"))
+    for version in VERSIONS:
+        kubernetes_validate.validate(claim, version, strict=True)
+    objects = manifests(rendered(sample_values("one-gpu")))
+    for pod in pods(objects):
+        claims = {
+            volume["name"]: volume["persistentVolumeClaim"]
+            for volume in pod["spec"]["volumes"]
+            if "persistentVolumeClaim" in volume and volume["name"] != "models"
+        }
+        [container] = containers(pod)
+        if role_of(pod) != "worker":
+            assert (claims, "OMNI_JOBS_LOAD_LOCKS_DIR" in variables(container)) == ({}, False)
+            continue
+        assert claims == {"load-locks": {"claimName": claim["metadata"]["name"]}}
+        directory = variables(container)["OMNI_JOBS_LOAD_LOCKS_DIR"]
+        assert {"name": "load-locks", "mountPath": directory} in container["volumeMounts"]
+        user = pod["spec"]["securityContext"]
+        assert user["fsGroup"] == user["runAsGroup"] == user["runAsUser"]
+    assert "load-locks" not in rendered({"workers": [WORKER]})
+
+
+def test_behind_a_proxy_the_api_is_reached_by_what_the_policies_name_alone() -> None:
+    def ingress(**policies: object) -> list[dict[str, Any]]:
+        values = {"api": {"auth": "proxy", "tenantHeader": "X-Tenant"}, "networkPolicies": policies}
+        objects = manifests(rendered(values))
+        test_kubernetes_schemas_take_every_object(objects, VERSIONS[-1])
+        [container] = named(objects, "Deployment")["omni-jobs-api"]["spec"]["template"]["spec"]["containers"]
+        own = {
+            name.removeprefix("OMNI_JOBS_").lower(): value
+            for name, value in variables(container).items()
+            if name in ("OMNI_JOBS_AUTH", "OMNI_JOBS_TENANT_HEADER")
+        }
+        found = Settings.model_validate_strings({**own, "api_host": "0.0.0.0"})
+        assert (found.resolved_auth, found.tenant_header) == ("proxy", "X-Tenant")
+        [rule] = named(objects, "NetworkPolicy")["omni-jobs-api"]["spec"]["ingress"]
+        return list(rule["from"])
+
+    of_pods = {"podSelector": {"matchLabels": {"app": "gate"}}}
+    of_space = {"namespaceSelector": {"matchLabels": {"team": "edge"}}}
+    assert ingress(apiFromPods=[{"app": "gate"}]) == [of_pods]
+    assert ingress(apiFromPods=[], apiFrom=[{"team": "edge"}]) == [of_space]
+    [policy] = [named(manifests(rendered({})), "NetworkPolicy")["omni-jobs-api"]]
+    assert policy["spec"]["ingress"][0]["from"] == [{"podSelector": {}}]  # with keys, all pods of the namespace
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"settings": {"OMNI_JOBS_LOG": "json"}}, {"drainSeconds": 20}, {"storage": {"url": "s3://other"}}],
+    ids=str,
+)
+def test_a_change_of_what_the_chart_makes_starts_the_pods_anew(change: dict[str, Any]) -> None:
+    """The chart makes one ConfigMap, which processes read as they start, and no Secret."""
+
+    def templates(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        objects = manifests(rendered({**sample_values("cpu"), **values}))
+        assert (len(named(objects, "ConfigMap")), named(objects, "Secret")) == (1, {})
+        lasting = {**named(objects, "Deployment"), **named(objects, "StatefulSet")}
+        return {name: found["spec"]["template"]["metadata"]["annotations"] for name, found in lasting.items()}
+
+    before, after = templates({}), templates(change)
+    assert before == templates({})
+    assert before.keys() == after.keys()
+    assert all(before[name] != after[name] for name in before)
+
+
 def test_the_values_of_the_docs_are_taken() -> None:
     """Each block, over a sample that has what it leaves out."""
     found = blocks(page("operations/kubernetes.md"), "yaml")
@@ -379,6 +448,7 @@ def test_jobs_of_others_need_no_secret() -> None:
     assert {role_of(pod) for pod in pods(objects)} == {"api", "rescuer", "worker"}
 
 
+PROXY = {"auth": "proxy", "tenantHeader": "X-Tenant"}
 STORAGE_TLS = {"tls": {"authorities": AUTHORITY, "storage": True}}
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("/api/replicas': minimum: got 0, want 1", {"api": {"replicas": 0}}),
@@ -415,7 +485,16 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("serverKeysSecret names the Secret", {"workers": [{**WORKER, "serverKeysSecret": "omni-jobs-api"}]}),
     ("DRAIN_S is made of the value drainSeconds", {"settings": {"OMNI_JOBS_DRAIN_S": "20"}}),
     ("TLS_KEY is made of the value tls.apiSecret", {"settings": {"OMNI_JOBS_TLS_KEY": "/tmp/key"}}),
-    ("AUTH is set by the chart itself", {"settings": {"OMNI_JOBS_AUTH": "off"}}),
+    ("AUTH is made of the value api.auth", {"settings": {"OMNI_JOBS_AUTH": "off"}}),
+    ("HEADER is made of the value api.tenantHeader", {"settings": {"OMNI_JOBS_TENANT_HEADER": "X"}}),
+    ("/api/auth': value must be one of 'keys', 'proxy'", {"api": {"auth": "off"}}),
+    ("api.tenantHeader is for the api.auth proxy alone", {"api": {"tenantHeader": "X-Tenant"}}),
+    ("name the header in which it names the tenant", {"api": {"auth": "proxy"}}),
+    ("name the proxy's pods alone by networkPolicies.apiFromPods", {"api": PROXY}),
+    ("leave networkPolicies.enabled true", {"api": PROXY, "networkPolicies": {"enabled": False}}),
+    ("no pod may reach the API", {"api": PROXY, "networkPolicies": {"apiFromPods": []}}),
+    ("/workers/0/loadLocksClaim'", {"workers": [{**WORKER, "loadLocksClaim": "load-locks"}]}),
+    ("LOCKS_DIR is made of the value workers", {"settings": {"OMNI_JOBS_LOAD_LOCKS_DIR": "/tmp/locks"}}),
     ("/settings/OMNI_JOBS_LOG': minLength", {"settings": {"OMNI_JOBS_LOG": ""}}),
     ("invalid propertyName 'PATH'", {"settings": {"PATH": "/tmp"}}),
     ("/models/chat': '/srv/chat' does not match", {"models": {"chat": "/srv/chat"}}),

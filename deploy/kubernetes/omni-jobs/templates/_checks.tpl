@@ -2,6 +2,7 @@
 {{- define "omni-jobs.check" -}}
 {{- include "omni-jobs.checkSecrets" . }}
 {{- include "omni-jobs.checkSettings" . }}
+{{- include "omni-jobs.checkProxy" . }}
 {{- $names := dict }}
 {{- range .Values.workers }}
 {{- $worker := . }}
@@ -40,6 +41,19 @@
 {{- end }}
 {{- end }}
 
+{{- /* Behind a proxy the API lets whoever reaches it do everything, unless the proxy's header names a tenant. */ -}}
+{{- define "omni-jobs.checkProxy" -}}
+{{- $from := .Values.networkPolicies }}
+{{- if ne .Values.api.auth "proxy" }}
+{{- if .Values.api.tenantHeader }}{{ fail "api.tenantHeader is for the api.auth proxy alone" }}{{ end }}
+{{- else }}
+{{- if not .Values.api.tenantHeader }}{{ fail "api.auth is proxy: name the header in which it names the tenant by api.tenantHeader" }}{{ end }}
+{{- if not $from.enabled }}{{ fail "api.auth is proxy, and whoever reaches the API without it may do everything: leave networkPolicies.enabled true" }}{{ end }}
+{{- if has dict ($from.apiFromPods | default list) }}{{ fail "api.auth is proxy, and whoever reaches the API without it may do everything: name the proxy's pods alone by networkPolicies.apiFromPods, or none" }}{{ end }}
+{{- if not (or $from.apiFromPods $from.apiFrom) }}{{ fail "api.auth is proxy, and no pod may reach the API: name the proxy's by networkPolicies.apiFromPods, or its namespace by apiFrom" }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "omni-jobs.checkSettings" -}}
 {{- $secret := list "OMNI_JOBS_DATABASE_URL" "OMNI_JOBS_BROKER_URL" "OMNI_JOBS_API_KEY" }}
 {{- $ours := dict
@@ -51,11 +65,14 @@
   "OMNI_JOBS_DEVICE" "workers"
   "OMNI_JOBS_GPU_MEMORY_UTILIZATION" "workers"
   "OMNI_JOBS_DRAIN_S" "drainSeconds"
+  "OMNI_JOBS_LOAD_LOCKS_DIR" "workers[].loadLocksClaim"
   "OMNI_JOBS_ALLOWED_HOSTS" "api.hosts"
+  "OMNI_JOBS_AUTH" "api.auth"
+  "OMNI_JOBS_TENANT_HEADER" "api.tenantHeader"
   "OMNI_JOBS_TLS_CERTIFICATE" "tls.apiSecret"
   "OMNI_JOBS_TLS_KEY" "tls.apiSecret"
   "OMNI_JOBS_CA_FILE" "tls.authorities" }}
-{{- $fixed := list "OMNI_JOBS_DATA_DIR" "OMNI_JOBS_API_HOST" "OMNI_JOBS_API_PORT" "OMNI_JOBS_AUTH" "OMNI_JOBS_URL" }}
+{{- $fixed := list "OMNI_JOBS_DATA_DIR" "OMNI_JOBS_API_HOST" "OMNI_JOBS_API_PORT" "OMNI_JOBS_URL" }}
 {{- range $name, $_ := .Values.settings }}
 {{- if eq $name "OMNI_JOBS_SERVERS" }}{{ fail "settings.OMNI_JOBS_SERVERS is made of the value workers[].servers: set that" }}{{ end }}
 {{- if has (trimSuffix "_FILE" $name) $secret }}{{ fail (printf "settings.%s is or names a secret: it belongs into the Secrets that `secrets` names" $name) }}{{ end }}
