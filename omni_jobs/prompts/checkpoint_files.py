@@ -53,12 +53,16 @@ def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, An
 def processor_part(model_dir: Path, part: str) -> dict[str, Any]:
     """Return the settings with which Hugging Face prepares a checkpoint's media.
 
-    ``part`` is ``image_processor`` (images) or ``feature_extractor`` (audio). The newer processor_config.json has a
-    section for each part; the older preprocessor_config.json has the settings at its top level. Raises ConfigError
-    where the older file is needed and missing, or a file cannot be read.
+    ``part`` is ``image_processor`` (images), ``video_processor`` or ``feature_extractor`` (audio). The newer
+    processor_config.json has a section for each part; the older preprocessor_config.json has the settings at its top
+    level, also those of videos unless video_preprocessor_config.json has them. Raises ConfigError where the older file
+    is needed and missing, or a file cannot be read.
     """
     nested = read_json(model_dir / "processor_config.json", {}).get(part)
-    return nested if isinstance(nested, dict) else read_json(model_dir / "preprocessor_config.json")
+    if isinstance(nested, dict):
+        return nested
+    own = model_dir / "video_preprocessor_config.json"
+    return read_json(own if part == "video_processor" and own.is_file() else model_dir / "preprocessor_config.json")
 
 
 def positive(config: Mapping[str, Any], path: Sequence[str], file: str) -> int:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.pipelines.stage_config import Pipeline
 from omni_jobs.settings import Settings
 from tests.oracles.reference import Reference, ReferenceResult
 from workers.models.qwen2_5_omni.processors import Thinker2TalkerProcessor
@@ -90,10 +91,10 @@ CASES = _cases()
 LENGTHS = [text("word " * n) for n in (1, 2, 5, 9, 14, 20, 27, 35)]
 
 
-def runner(checkpoint: Path, stage: str, spool: Path, **engine: Any) -> ARRunner:
+def runner(checkpoint: Path, stage: str, spool: Path, pipeline: Pipeline = PIPELINE, **engine: Any) -> ARRunner:
     """A runner of one stage, with the stage config's engine settings but for ``engine``."""
-    config = PIPELINE.stage(stage)
-    model = Stage(PIPELINE, config, checkpoint).model
+    config = pipeline.stage(stage)
+    model = Stage(pipeline, config, checkpoint).model
     assert model is not None
     args = OmniEngineArgs.for_stage(config, model, Settings(device="cpu", spool_dir=spool))
     settings = ArEngine(**{**args.engine.model_dump(exclude_unset=True), **engine})

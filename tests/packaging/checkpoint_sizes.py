@@ -54,12 +54,17 @@ _CHAT: Final = (
     Checkpoint("Qwen2.5-14B", {"": 14_770}, {"config.json": text(48, 40, 8, 5120)}),
     Checkpoint("Qwen2.5-7B", {"": 7_620}, {"config.json": TEXT}),
 )
+_LONG: Final = {"max_position_embeddings": 128_000}
 CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
     "qwen2_5_omni": (
         omni("Qwen2.5-Omni-7B", 8_930, TEXT),
         omni("Qwen2.5-Omni-3B", 4_700, text(36, 16, 2, 2048)),
     ),
     "chat": _CHAT,
+    "qwen2_5_vl": (
+        Checkpoint("Qwen2.5-VL-7B", {"": 8_290}, {"config.json": text(28, 28, 4, 3584, **_LONG)}),
+        Checkpoint("Qwen2.5-VL-3B", {"": 3_750}, {"config.json": text(36, 16, 2, 2048, **_LONG)}),
+    ),
     "voice": _CHAT,
     "qwen_image": (Checkpoint("Qwen-Image", _PICTURES, {"text_encoder/config.json": TEXT}),),
     "qwen_image_edit": (Checkpoint("Qwen-Image-Edit", _PICTURES, {"text_encoder/config.json": TEXT}),),

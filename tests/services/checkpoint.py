@@ -68,3 +68,12 @@ def tiny_glm_images(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints
 
     root = tmp_path_factory.mktemp("tiny_glm_images")
     return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen_vls(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_qwen_vls(seed)``: the directory of the tiny Qwen2.5-VL checkpoint of that seed."""
+    from workers.models.qwen2_5_vl.tiny_checkpoint import build_tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny_qwen_vls")
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)

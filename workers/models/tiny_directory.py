@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import string
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -132,6 +133,16 @@ def randomise(name: str, weight: torch.Tensor, generator: torch.Generator, gain:
         weight.normal_(std=gain / math.sqrt(weight[0].numel()), generator=generator)
     elif name.endswith("bias"):
         weight.normal_(std=0.02, generator=generator)
+
+
+def printable_only(lm_head: torch.Tensor, end: int) -> None:
+    """Zero the rows of all tokens but printable ASCII and the token ``end``, so that no other token is sampled.
+
+    A random model would otherwise emit media placeholders and bytes that are no UTF-8.
+    """
+    printable = [byte for byte in string.printable.encode() if byte == 10 or byte >= 32]
+    others = [token for token in range(len(lm_head)) if token not in {*printable, end}]
+    lm_head[others] = 0
 
 
 def byte_tokenizer(

@@ -154,6 +154,7 @@ def test_a_config_without_numbers_is_named(tmp_path: Path, config: dict[str, obj
     ("name", "fixture", "not_loaded"),
     [
         ("qwen2_5_omni", "tiny_checkpoints", ()),
+        ("qwen2_5_vl", "tiny_qwen_vls", ()),
         (
             "qwen_image",
             "tiny_qwen_images",

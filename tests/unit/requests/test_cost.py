@@ -32,6 +32,7 @@ def cost(pipelines: Pipelines, pipeline: str, outputs: tuple[str, ...], **parame
         ("echo_media", ("video",)),
         ("glm_image", ("image",)),
         ("qwen2_5_omni", ("text", "audio")),
+        ("qwen2_5_vl", ("text",)),
         ("qwen_image", ("image",)),
         ("qwen_image_edit", ("image",)),
         ("transcribe", ("text",)),

@@ -42,6 +42,13 @@ class CausalLmPromptRenderer:
         """Return the template of the prompts: the checkpoint's own. A family with another format overrides this."""
         return ChatTemplate(model_dir)
 
+    def messages_of(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return a request's messages as the template takes them: each with one string, and its calls with objects.
+
+        Raise InvalidRequest for a medium. A family whose template takes parts overrides this.
+        """
+        return [{**each, "content": _text(each["content"], n)} for n, each in enumerate(with_read_calls(request))]
+
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
         architectures = config.get("architectures")
@@ -56,13 +63,13 @@ class CausalLmPromptRenderer:
             self._tokenizer.check_words(strings_of(message.get("tool_call_id", ""), f"messages.{number}.tool_call_id"))
 
     def render(self, request: Mapping[str, Any]) -> str:
-        return self._template_for(request).render(_as_text(request["messages"]))
+        return self._template_for(request).render(self.messages_of(request))
 
-    def encode(self, request: Mapping[str, Any]) -> list[int]:
-        return self._tokenizer_for(request).encode(_as_text(request["messages"]))
+    def encode(self, request: Mapping[str, Any]) -> Sequence[int] | None:
+        return self._tokenizer_for(request).encode(self.messages_of(request))
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
-        return self._tokenizer_for(request).count(_as_text(request["messages"]), self.max_model_len)
+        return self._tokenizer_for(request).count(self.messages_of(request), self.max_model_len)
 
     def _template_for(self, request: Mapping[str, Any]) -> PromptTemplate:
         tools = offered_tools(request)
@@ -83,20 +90,13 @@ def _first(config: Mapping[str, Any], names: Sequence[str]) -> str:
     return next((name for name in names if name in config), names[0])
 
 
-def _as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Join each message's parts to the one string that these templates take, and read the arguments of its calls.
-
-    Raise InvalidRequest for a medium.
-    """
-    return [
-        {**message, "content": _text(message["content"], number), **({"tool_calls": calls} if calls else {})}
-        for number, message in enumerate(messages)
-        for calls in [_calls(message)]
-    ]
+def with_read_calls(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a request's messages as Transformers' templates take them: with the arguments of calls of tools read."""
+    return [{**each, **({"tool_calls": calls} if (calls := _calls(each)) else {})} for each in request["messages"]]
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a message's calls of tools as Transformers' templates take them, with arguments as an object."""
+    """Return a message's calls of tools with arguments as an object."""
     return [
         {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
         for call in message.get("tool_calls", ())

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from omni_jobs.errors import InvalidRequest
-from omni_jobs.media import AudioInfo, ImageInfo, MediaInfo, VideoInfo
+from omni_jobs.media import AudioInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.chat_template import ChatTemplate
 from omni_jobs.prompts.checkpoint_files import positive, processor_part, read_json
 from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
-from workers.models.qwen_vision import QwenVision
-
-# Pixels of a video's frame: constants of the processor, which reads no such value from the checkpoint.
-_VIDEO_MIN_PIXELS = 128 * 28 * 28
-_VIDEO_MAX_PIXELS = 768 * 28 * 28
+from workers.models.qwen_vision import MAX_FRAME_PIXELS, MIN_FRAME_PIXELS, QwenVision, visual_tokens
 
 CODEC_PROMPT_TOKENS = 2
 """Tokens that end the talker's prompt: codec pad and codec bos."""
@@ -44,7 +40,9 @@ class QwenOmniPromptRenderer:
             "talker": positive(config, ("talker_config", "max_position_embeddings"), file),
         }
         file = str(model_dir / "preprocessor_config.json")
-        self._vision = QwenVision.read(model_dir)
+        self._pictures = QwenVision.read(model_dir)
+        # This processor reads no pixels of a frame from the checkpoint.
+        self._frames = replace(self._pictures, min_pixels=MIN_FRAME_PIXELS, max_pixels=MAX_FRAME_PIXELS)
         audio = processor_part(model_dir, "feature_extractor")
         self._sampling_rate = positive(audio, ("sampling_rate",), file)
         self._hop = positive(audio, ("hop_length",), file)
@@ -80,16 +78,9 @@ class QwenOmniPromptRenderer:
         return min(limits, default=self.max_model_len - 1)
 
     def _media_tokens(self, info: MediaInfo, field: str) -> int:
-        match info:
-            case AudioInfo():
-                return self._audio_tokens(info, field)
-            case ImageInfo():
-                self._vision.check(info.height, info.width, f"{field}.image_url.url")
-                return self._vision.tokens(info.height, info.width)
-            case VideoInfo():
-                self._vision.check(info.height, info.width, f"{field}.video_url.url")
-                frames = replace(self._vision, min_pixels=_VIDEO_MIN_PIXELS, max_pixels=_VIDEO_MAX_PIXELS)
-                return -(-info.frames // frames.temporal) * frames.tokens(info.height, info.width)
+        if isinstance(info, AudioInfo):
+            return self._audio_tokens(info, field)
+        return visual_tokens(info, field, self._pictures, self._frames)
 
     def _audio_tokens(self, info: AudioInfo, field: str) -> int:
         """Count a clip's tokens: one per four mel frames, because the encoder halves them twice.

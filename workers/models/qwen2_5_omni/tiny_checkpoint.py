@@ -13,14 +13,13 @@ talker's hidden size differs from heads x head dimension, as in the real checkpo
 
 from __future__ import annotations
 
-import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
 
-from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, randomise, write_json
+from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, printable_only, randomise, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,7 +147,7 @@ def _model(generator: torch.Generator) -> PreTrainedModel:
     config.architectures = ["Qwen2_5OmniForConditionalGeneration"]
     for name, parameter in sorted(model.named_parameters()):
         randomise(name, parameter.data, generator, _gain(name))
-    _make_printable(model.thinker.lm_head.weight.data)
+    printable_only(model.thinker.lm_head.weight.data, _TOKEN_IDS["<|im_end|>"])
     return cast("PreTrainedModel", model)
 
 
@@ -156,17 +155,6 @@ def _gain(name: str) -> float:
     if "bigvgan" not in name:
         return _GAIN
     return 0.05 if name.endswith("conv_post.weight") else 0.9  # so the waveform neither fades out nor clips
-
-
-def _make_printable(lm_head: torch.Tensor) -> None:
-    """Zero the rows of all tokens but printable ASCII and the end, so that no other token is sampled.
-
-    A random thinker would otherwise emit media placeholders and bytes that are no UTF-8.
-    """
-    printable = [byte for byte in string.printable.encode() if byte == 10 or byte >= 32]
-    keep = torch.zeros(lm_head.shape[0], dtype=torch.bool)
-    keep[[*printable, _TOKEN_IDS["<|im_end|>"]]] = True
-    lm_head[~keep] = 0
 
 
 def _thinker_config() -> dict[str, Any]:

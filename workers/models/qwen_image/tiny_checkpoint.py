@@ -18,20 +18,12 @@ from typing import Any
 
 import torch
 
+from workers.models.qwen2_5_vl.tiny_checkpoint import CONTEXT, HIDDEN, SPECIAL_TOKENS, tiny_model
 from workers.models.qwen_image.template import DRAW_PREFIX, SUFFIX
-from workers.models.tiny_directory import BYTES, TinyDirectory, byte_tokenizer, randomise, write_json
+from workers.models.tiny_directory import TinyDirectory, byte_tokenizer, randomise, write_json
 
-# Some of the real tokenizer's, in its order.
-_SPECIAL_NAMES = (
-    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start "
-    "vision_end vision_pad image_pad video_pad"
-)
-_SPECIAL_TOKENS = [f"<|{name}|>" for name in _SPECIAL_NAMES.split()]
-_TOKEN_IDS = {token: BYTES + n for n, token in enumerate(_SPECIAL_TOKENS)}
 _VOCAB_SIZE = 512  # the embedding table is padded past the tokenizer, as the real one is
 
-_HIDDEN = 128  # of the text encoder, and so of the embeddings that the transformer takes
-_CONTEXT = 8192
 _GAIN = 1.0
 
 _SCHEDULER = {
@@ -60,7 +52,7 @@ def write_parts(directory: Path, seed: int, template: str, marks: Iterable[str] 
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     generator = torch.Generator().manual_seed(seed)
-    parts = {"transformer": _transformer(**transformer), "vae": _vae(), "text_encoder": _text_encoder()}
+    parts = {"transformer": _transformer(**transformer), "vae": _vae(), "text_encoder": tiny_model(_VOCAB_SIZE)}
     for name, model in parts.items():
         for path, parameter in sorted(model.named_parameters()):
             randomise(path, parameter.data, generator, _GAIN)
@@ -90,7 +82,7 @@ def _transformer(**settings: Any) -> Any:
             num_layers=2,
             attention_head_dim=32,
             num_attention_heads=2,
-            joint_attention_dim=_HIDDEN,
+            joint_attention_dim=HIDDEN,
             axes_dims_rope=(8, 12, 12),
             **settings,
         )
@@ -103,45 +95,9 @@ def _vae() -> Any:
         return AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1)
 
 
-def _text_encoder() -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": _VOCAB_SIZE,
-            "hidden_size": _HIDDEN,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": _CONTEXT,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]},
-            "tie_word_embeddings": False,
-            "bos_token_id": _TOKEN_IDS["<|endoftext|>"],
-            "eos_token_id": _TOKEN_IDS["<|im_end|>"],
-        },
-        vision_config={
-            "depth": 2,
-            "fullatt_block_indexes": [1],
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "out_hidden_size": _HIDDEN,
-        },
-        image_token_id=_TOKEN_IDS["<|image_pad|>"],
-        video_token_id=_TOKEN_IDS["<|video_pad|>"],
-        vision_start_token_id=_TOKEN_IDS["<|vision_start|>"],
-        vision_end_token_id=_TOKEN_IDS["<|vision_end|>"],
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng(devices=[]):
-        model: Any = Qwen2_5_VLForConditionalGeneration(config)
-    return model
-
-
 def _tokenizer(template: str, marks: Iterable[str]) -> Any:
     words = [*marks, *re.findall(r" ?[A-Za-z]+", re.sub(r"<\|\w+\|>", "\n", template))]
-    return byte_tokenizer(_SPECIAL_TOKENS, whole_words=words, context=_CONTEXT)
+    return byte_tokenizer(SPECIAL_TOKENS, whole_words=words, context=CONTEXT)
 
 
 TINY = TinyDirectory(version=1, write=_write)
