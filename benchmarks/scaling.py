@@ -1,13 +1,17 @@
-"""Workers that come and go by ``/v1/scaling``: how long jobs wait, how many workers that takes, whether jobs are lost.
+"""Workers that come and go by ``/v1/scaling``: how long jobs wait, how many workers that takes, what a stop costs.
 
-    python -m benchmarks.scaling --json FILE [--minutes 10] [--database sqlite] [--seed 1] [--quick]
+    python -m benchmarks.scaling --json FILE [--minutes 10] [--keep 20] [--database sqlite] [--seed 1] [--quick]
 
 The load has phases: a burst onto no worker, none, a steady rate about what a number of workers can do, a ramp, none.
 The command reads the route every two seconds, and starts and stops worker processes of a stage of the real stack by it;
 one that is stopped is chosen by the seed, whatever it runs. A worker is stopped once fewer were wanted for a while, as
-Kubernetes does (the HPA's stabilization window). Beside it stands a simulation with the same load, the time
-that these workers took to start, and the same rule; and a stage of another kind is simulated over a day: its workers
-take a minute and a half to load, as a model of 7 billion parameters does.
+Kubernetes does (the HPA's stabilization window). The stage runs take steps, and a snapshot every half second, from
+which another worker goes on. Each worker notes the steps that it takes: so those are counted that were taken twice
+because of a stop. The answers tell whether a step was forgotten.
+
+Beside it stands a simulation with the same load, the time that these workers took to start, and the same rule; and a
+stage of another kind is simulated over a day: its workers take a minute and a half to load, as a model of 7 billion
+parameters does.
 """
 
 import argparse
@@ -22,6 +26,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,8 +34,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.figures import Figure, figure, report
-from benchmarks.paced import STAGE, Workers, write_pipelines
+from benchmarks.paced import STAGE, Workers
 from benchmarks.services import DATABASES, database
+from benchmarks.stepping import EVERY, STEP_S, STEPS, answer, installed, lost_steps, write_pipeline
 from omni_jobs.client import Client
 from omni_jobs.errors import OmniJobsError
 from omni_jobs.jobs import StageNeed, wanted_workers
@@ -41,11 +47,11 @@ from omni_jobs.stack.embedded import EmbeddedStack
 from omni_jobs.states import JobState
 
 SLOTS = 4
-RUN_S = 2.0
+RUN_S = STEPS * STEP_S
 WAIT_S = 6.0  # asked of the rule
 EVERY_S = 2.0  # between two looks at it
 MOST = 4  # workers, as an operator would bound them
-KEEP_S = 20.0  # in which every look wanted fewer, before one is stopped
+KEEP_S = 20.0  # in which every look wanted fewer, before one is stopped; --keep
 NAME = "scaled"
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -199,27 +205,42 @@ class Fleet:
         self._workers.close()
 
 
-def _real(kind: str, seconds: float, seed: int) -> Iterator[Figure]:
-    submits = arrivals(seconds, seed)
-    with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as name, database(kind) as url:
-        directory = Path(name)
-        configs = directory / "stage_configs"
-        write_pipelines(configs, [NAME], slots=SLOTS, run_s=RUN_S)
-        pipeline = load_pipeline(configs / f"{NAME}.yaml")
+@dataclass(frozen=True)
+class Run:
+    """What a run on the real stack is to do."""
+
+    kind: str  # of database
+    seconds: float
+    keep_s: float
+    seed: int
+
+
+def _real(run: Run) -> Iterator[Figure]:
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-")))
+        opened.enter_context(installed(directory / "site"))
+        url = opened.enter_context(database(run.kind))
+        configs, steps = directory / "stage_configs", directory / "steps"
+        pipeline = load_pipeline(write_pipeline(configs, NAME, slots=SLOTS, log=steps))
         # A stop hands back what would take longer: each that is lost or run twice then would show.
         settings = Settings(data_dir=directory / "data", database_url=url, stage_configs=configs, drain_s=0.5)
-        with EmbeddedStack(settings, pipelines=[NAME]) as stack, Client(stack.url) as client:
-            for worker in client.status().workers:
-                client.set_drained(worker.id, True)  # the stack's own: the rule counts it on top
-            fleet = Fleet(pipeline, stack.settings, directory / "workers.log", seed)
-            try:
-                yield from _followed(client, fleet, kind, submits, seconds)
-            finally:
-                fleet.close()
+        stack = opened.enter_context(EmbeddedStack(settings, pipelines=[NAME]))
+        client = opened.enter_context(Client(stack.url))
+        for worker in client.status().workers:
+            client.set_drained(worker.id, True)  # the stack's own: the rule counts it on top
+        with closing(Fleet(pipeline, stack.settings, directory / "workers.log", run.seed)) as fleet:
+            yield from _followed(client, fleet, run)
+        lost = lost_steps(steps)
+        yield figure(f"{run.kind}: stage runs that a stop moved to another worker", "moves", [len(lost)])
+        most = max(lost, default=0) / EVERY
+        name = f"{run.kind}: what a stop cost one of them, most / between two snapshots"
+        yield figure(name, "intervals", [most], at_most=2)  # the last one is on its way
 
 
-def _followed(client: Client, fleet: Fleet, kind: str, submits: Sequence[float], seconds: float) -> Iterator[Figure]:
-    seen, window = Seen(), Window(KEEP_S)
+def _followed(client: Client, fleet: Fleet, run: Run) -> Iterator[Figure]:
+    kind, seconds = run.kind, run.seconds
+    submits = arrivals(seconds, run.seed)
+    seen, window = Seen(), Window(run.keep_s)
     jobs: list[str] = []
     unanswered = 0
     began = time.monotonic()
@@ -248,7 +269,7 @@ def _followed(client: Client, fleet: Fleet, kind: str, submits: Sequence[float],
             time.sleep(max(0.0, began + (look + 1) * EVERY_S - time.monotonic()))
     views = [client.get(each) for each in jobs]
     right = [
-        view.status is JobState.COMPLETED and (view.result or {}).get("text") == f"job {number}"
+        view.status is JobState.COMPLETED and (view.result or {}).get("text") == answer(f"job {number}")
         for number, view in enumerate(views)
     ]
     attempts = [view.stages[0].attempt for view in views]
@@ -266,7 +287,7 @@ def _followed(client: Client, fleet: Fleet, kind: str, submits: Sequence[float],
         wait_s=WAIT_S,
         every_s=EVERY_S,
         most=MOST,
-        keep_s=KEEP_S,
+        keep_s=run.keep_s,
     )
     Console().print(
         f"{kind}: workers of the stack, and simulated\n{seen.drawn()}\n{again.drawn()}", highlight=False, soft_wrap=True
@@ -315,6 +336,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--minutes", type=float, default=10.0, help="of load on the real stack (default 10)")
+    parser.add_argument("--keep", type=float, default=KEEP_S, help="seconds before a worker is stopped (default 20)")
     parser.add_argument("--database", action="append", choices=DATABASES, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=1, help="of the load and of who is stopped (default 1)")
     parser.add_argument("--quick", action="store_true", help="half a minute: whether it works")
@@ -322,7 +344,7 @@ def main() -> None:
     seconds = 30.0 if arguments.quick else 60 * arguments.minutes
     figures = list(_day())
     for kind in arguments.database or DATABASES:
-        figures += _real(kind, seconds, arguments.seed)
+        figures += _real(Run(kind, seconds, arguments.keep, arguments.seed))
     report(figures, arguments.json)
 
 

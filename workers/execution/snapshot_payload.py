@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import PayloadCorrupt, PayloadError
 from omni_jobs.jobs import Claim, StoredSnapshot
-from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload
+from omni_jobs.payloads import AdditionalInformationPayload, Manifest, Payload, Tensor
 from workers.stages.types import Snapshot, convert_tensors
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Buffer
 
 _KIND: Final = "snapshot"  # in the manifest, where the kind of a stage's output is its flow
@@ -21,8 +22,6 @@ def encode_snapshot(snapshot: Snapshot, claim: Claim, origin: Mapping[str, Any])
     ``origin``: JSON values that must be the same for whoever goes on from it. Raises PayloadError for tensors or values
     that no payload can hold.
     """
-    from workers.stages.tensors import from_torch  # a worker whose stage takes no snapshots never imports torch
-
     values = {
         "format": _FORMAT,
         "origin": {**origin, "seed": claim.seed},
@@ -31,7 +30,7 @@ def encode_snapshot(snapshot: Snapshot, claim: Claim, origin: Mapping[str, Any])
     }
     return Payload(
         manifest=Manifest(kind=_KIND, job_id=claim.job_id, stage=claim.stage, attempt=claim.attempt),
-        additional_information=AdditionalInformationPayload(convert_tensors(snapshot.tensors, from_torch), values),
+        additional_information=AdditionalInformationPayload(convert_tensors(snapshot.tensors, _from_torch), values),
     )
 
 
@@ -42,8 +41,6 @@ def decode_snapshot(
 
     Raises PayloadError naming the field, also when it is of another stage run, format, origin or seed.
     """
-    from workers.stages.tensors import to_torch
-
     payload = Payload.decode(data, max_bytes, key=stored.ref.key, stage=claim.stage)
     manifest, information = payload.manifest, payload.additional_information
     if information is None:
@@ -61,5 +58,20 @@ def decode_snapshot(
     steps_done = information.value("steps_done", int)
     if steps_done != stored.steps_done:
         raise PayloadCorrupt(f"{steps_done}, not {stored.steps_done} as recorded", field="values.steps_done")
-    tensors = convert_tensors(information.tensors, to_torch)
+    tensors = convert_tensors(information.tensors, _to_torch)
     return Snapshot(tensors, information.value("values", dict), steps_done)
+
+
+# A worker whose snapshots hold no tensors never imports torch.
+
+
+def _from_torch(tensor: "torch.Tensor") -> Tensor:
+    from workers.stages.tensors import from_torch
+
+    return from_torch(tensor)
+
+
+def _to_torch(tensor: Tensor) -> "torch.Tensor":
+    from workers.stages.tensors import to_torch
+
+    return to_torch(tensor)
