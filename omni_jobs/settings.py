@@ -108,6 +108,8 @@ class Settings(BaseSettings):
 
     # The device of this process's stages, in place of the one in their stage configs.
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the device in the stage config.
+    # The host of a worker: `omni-jobs workers drain --host` empties it. None: this machine's name, or the container's.
+    host_name: Annotated[str, Field(pattern=r"^[!-~]{1,253}$")] | None = None
     # The share of the GPU's memory that a worker may use. None: the share in the stage config, as where it is empty.
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     # The bytes of a worker's KV cache in the host's memory, on a CPU. None: those in the stage config.

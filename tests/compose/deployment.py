@@ -128,6 +128,7 @@ class Deployment:
             "TLS_DIR": str(self._tls),
             "TORCH_CPU_INDEX_URL": os.environ.get("TORCH_CPU_INDEX_URL", ""),
             "OMNI_JOBS_S3_ENDPOINT_URL": "http://objects:8333",  # as it is by default; compose.hosts.yml asks for it
+            "HOST_NAME": "first-host",  # the same
             "OMNI_JOBS_METRICS_PORT": "9400",
             "OMNI_JOBS_METRICS_HOST": "0.0.0.0",
             "NOFILE": str(MOST_FILES if files == resource.RLIM_INFINITY else min(files, MOST_FILES)),

@@ -49,6 +49,7 @@ PUBLISHED = {"postgres": 5432, "valkey": 6379, "objects": 8333}
 # What Compose has to refuse the lack of, and the options with which it does.
 REQUIRED = {
     "COMPOSE_PROFILES": [],
+    "HOST_NAME": options("compose.hosts.yml"),
     "OMNI_JOBS_S3_ENDPOINT_URL": options("compose.hosts.yml"),
     "TLS_DIR": options("compose.tls.yml"),
 }
@@ -352,6 +353,7 @@ class Trial:
                 {},
                 COMPOSE_FILE=f"{FILES[0]}:compose.hosts.yml:{FILES[1]}",
                 OMNI_JOBS_S3_ENDPOINT_URL=f"http://{address}:{ports['objects'][1]}",
+                HOST_NAME="further-host",
             )
             further.take_secrets(first, {name: f"{address}:{free}" for name, (_, free) in ports.items()})
             further.shell(block("several-hosts.md")[1])
@@ -362,6 +364,9 @@ class Trial:
                 one.hostname for one in further.containers("echo-first")
             }:
                 raise TrialError(f"the workers of echo.first are on {hosts}")
+            named = {one["host"] for one in self.client.workers("echo", "first")}
+            if named - {"first-host"} != {"further-host"}:
+                raise TrialError(f"the workers of echo.first say that they are on {named}")
             self._judge(self._load([echo(number) for number in range(ECHO_JOBS)]).end(), facts)
         with self.step("the further host is lost under load") as facts:
             load = self._load([echo(number) for number in range(ECHO_JOBS)])

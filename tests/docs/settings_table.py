@@ -46,7 +46,7 @@ READERS: Final = {
         "worker": f"""
             data_dir database_url broker_url broker_key_prefix storage_url storage_sync s3_endpoint_url s3_region
             stage_configs models servers spool_dir load_locks_dir metrics_port metrics_host beat_file tracing log device
-            gpu_memory_utilization kv_cache_memory_bytes lease_s heartbeat_s drain_s poll_s progress_every_s
+            host_name gpu_memory_utilization kv_cache_memory_bytes lease_s heartbeat_s drain_s poll_s progress_every_s
             watched_every_s cancel_check_s stop_limit_s engine_stall_s load_limit_s stall_after_s task_events
             keep_inputs_s keep_artifacts_s keep_jobs_s min_free_bytes capture_bytes max_body_bytes
             {_BOUNDS_OF_SOUND_AND_PICTURES} decode_limit_s fetch fetch_hosts job_ids_in_pictures inline_payload_bytes

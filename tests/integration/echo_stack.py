@@ -134,8 +134,9 @@ class EchoStack:
         label: str | None = None,
         fault: str | None = None,
         concurrency: int | None = None,
+        host: str | None = None,
     ) -> EchoWorker:
-        """Start a worker process. ``label``: of another version of the pipeline than the newest."""
+        """Start a worker process. ``label``: of another version of the pipeline than the newest; ``host``: its name."""
         slot = slot or f"{stage}-{len(self.workers)}@test"
         command, environment = self.command(
             "-Q",
@@ -149,6 +150,7 @@ class EchoStack:
             *(() if concurrency is None else ("-c", str(concurrency))),
             fault=fault,
         )
+        environment |= {} if host is None else {"OMNI_JOBS_HOST_NAME": host}
         log = self.directory / f"worker-{len(self.workers)}.log"
         with open(log, "wb") as out:
             process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)

@@ -110,9 +110,15 @@ def role_of(pod: dict[str, Any]) -> str:
     return component.partition("-")[0]
 
 
+FIELDS = {"spec.nodeName": "node-a"}  # what Kubernetes fills in
+
+
 def variables(container: dict[str, Any]) -> dict[str, str]:
     """What a container sets itself."""
-    return {each["name"]: each["value"] for each in container.get("env", [])}
+    return {
+        each["name"]: each["value"] if "value" in each else FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container.get("env", [])
+    }
 
 
 def named(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
@@ -229,6 +235,7 @@ def test_command_lines_and_variables_are_ours(objects: list[dict[str, Any]]) -> 
             if names == ["worker"]:
                 pipeline, stage = str(parameters["pipeline"]), str(parameters["stage"])
                 assert own["OMNI_JOBS_BEAT_FILE"]
+                assert own["OMNI_JOBS_HOST_NAME"] == FIELDS["spec.nodeName"]
                 stages.add((pipeline, stage))
     assert stages == {(name, stage) for name in served for stage in pipelines[name].stages}
 
@@ -241,7 +248,7 @@ def test_each_container_is_bounded_and_has_the_secrets_as_files(objects: list[di
             bounds = container["securityContext"]
             assert (bounds["readOnlyRootFilesystem"], bounds["allowPrivilegeEscalation"]) == (True, False)
             assert bounds["capabilities"] == {"drop": ["ALL"]}
-            assert not any("valueFrom" in each for each in container.get("env", []))
+            assert all(each.get("valueFrom", {}).keys() <= {"fieldRef"} for each in container.get("env", []))
     for found in named(objects, "StatefulSet").values():
         spec = found["spec"]["template"]["spec"]
         drain_s = float(named(objects, "ConfigMap")["omni-jobs-settings"]["data"]["OMNI_JOBS_DRAIN_S"])

@@ -126,7 +126,7 @@ class StageHost:
             worker_id=f"worker-{uuid.uuid4().hex}",
             slot=slot,
             stage=self._pipeline.stage_id(self._stage),
-            host=platform.node(),
+            host=self._settings.host_name or platform.node(),
             pid=os.getpid(),
             slots=self._slots.number,
             slots_for_high=self._slots.kept,

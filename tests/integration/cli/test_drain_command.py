@@ -69,6 +69,21 @@ def test_a_host_is_emptied_by_one_command(stack: EchoStack, api: ApiServer) -> N
     assert {stack.ended(job).status for job in [*jobs, waiting]} == {JobState.COMPLETED}
 
 
+def test_another_host_goes_on(stack: EchoStack, api: ApiServer) -> None:
+    emptied, other = stack.launch("first", host="gpu-a"), stack.launch("first", host="gpu-b")
+    for worker in (emptied, other):
+        stack.serving(worker)
+    drained = Command(api, "workers", "drain", "--host", "gpu-a", "--wait", "--json").ended()
+    assert drained.exit_code == 0, drained.output
+    assert [each["slot"] for each in json.loads(drained.stdout)] == [emptied.slot]
+    by_slot = {worker.slot: worker for worker in stack.jobs.workers()}
+    assert {slot: worker.host for slot, worker in by_slot.items()} == {emptied.slot: "gpu-a", other.slot: "gpu-b"}
+    assert by_slot[other.slot].drained_at is None
+    jobs = [stack.submit() for _ in range(10)]
+    stack.until(lambda: all(stack.jobs.get(job).stages[0].status == "succeeded" for job in jobs) or None, WITHIN_S)
+    assert {stack.jobs.get(job).stages[0].worker for job in jobs} == {by_slot[other.slot].id}
+
+
 def test_a_wait_ends_with_its_time_with_the_worker_and_with_a_resume(stack: EchoStack, api: ApiServer) -> None:
     [worker] = stack.start("first")
     job = stack.submit(first={"delay_s": 50})
