@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.compose import debian, images
+from tests.compose import debian, hosts, images
 from tests.compose.deployment import FURTHER, TORCH, Deployment, options
 from tests.compose.engine import Engine, EngineError, OwnEngine, host_docker
 from tests.compose.trial import BUILT, FAULTS, PROFILES, Trial, dumped, report, table
@@ -27,7 +27,7 @@ ACTS = {
     "scales": Trial.scales,
     "metrics": Trial.metrics,
     "proxy": Trial.proxy,
-    "hosts": Trial.further_host,
+    "hosts": hosts.further_host,
     "backup": Trial.backup,
     "stops": Trial.stops,
 }

@@ -22,6 +22,7 @@ FURTHER = f"{PROJECT}-further"  # its workers on another host
 FILES = ("docker-compose.yml", "docker-compose.override.yml")
 TORCH = ("compose.cpu.yml", "torch.override.yml")
 TAG = "compose-test"
+HOST = "first-host"  # the name of the host whose workers have no other
 MOST_FILES = 65536
 LOOK_S = 0.5
 
@@ -128,7 +129,7 @@ class Deployment:
             "TLS_DIR": str(self._tls),
             "TORCH_CPU_INDEX_URL": os.environ.get("TORCH_CPU_INDEX_URL", ""),
             "OMNI_JOBS_S3_ENDPOINT_URL": "http://objects:8333",  # as it is by default; compose.hosts.yml asks for it
-            "HOST_NAME": "first-host",  # the same
+            "HOST_NAME": HOST,  # the same
             "OMNI_JOBS_METRICS_PORT": "9400",
             "OMNI_JOBS_METRICS_HOST": "0.0.0.0",
             "NOFILE": str(MOST_FILES if files == resource.RLIM_INFINITY else min(files, MOST_FILES)),

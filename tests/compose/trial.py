@@ -45,7 +45,6 @@ STAGES = {
     "upscale-enlarge": ("upscale", "enlarge"),
 }
 SERVICES = ("api", "rescuer", "valkey", "postgres", "objects")
-PUBLISHED = {"postgres": 5432, "valkey": 6379, "objects": 8333}
 # What Compose has to refuse the lack of, and the options with which it does.
 REQUIRED = {
     "COMPOSE_PROFILES": [],
@@ -111,7 +110,7 @@ class Trial:
 
     # Loads.
 
-    def _load(self, bodies: list[Json]) -> Load:
+    def load(self, bodies: list[Json]) -> Load:
         self.loads.append(load := Load(self.client, bodies))
         return load
 
@@ -124,7 +123,7 @@ class Trial:
         picture = enlargement(png(SIDE, SIDE))
         return [echo(number) for number in range(echoes)] + 3 * [speech(8)] + 2 * [transcription(self.sound), picture]
 
-    def _judge(self, outcome: Outcome, facts: dict[str, Any]) -> None:
+    def judge(self, outcome: Outcome, facts: dict[str, Any]) -> None:
         facts |= {
             "jobs": outcome.submitted, "lost": outcome.lost, "doubled": outcome.doubled, "wrong": outcome.wrong,
             "repeated": outcome.repeated, "all_ended_after_s": round(outcome.seconds, 1),
@@ -134,7 +133,7 @@ class Trial:
         if not outcome.held:
             raise TrialError("; ".join(outcome.faults[:5]) or "jobs were lost or doubled")
 
-    def _up(self) -> None:
+    def wait_until_up(self) -> None:
         """Wait until all containers are up."""
         until = time.monotonic() + HEALTHY_S
         while down := [one for one in self.deployment.containers() if not (one.up or one.short)]:
@@ -169,17 +168,17 @@ class Trial:
     def first_jobs(self) -> None:
         """Jobs of every pipeline."""
         with self.step("echo jobs", needed=True) as facts:
-            self._judge(self._load([echo(number, 0.0) for number in range(50)]).end(), facts)
+            self.judge(self.load([echo(number, 0.0) for number in range(50)]).end(), facts)
         with self.step("speech, said", needed=True) as facts:
-            load = self._load([speech()])
-            self._judge(load.end(), facts)
+            load = self.load([speech()])
+            self.judge(load.end(), facts)
             artifact = self.client.call("GET", f"/v1/jobs/{load.ids[0]}")["artifacts"][0]["name"]
             self.sound = self.client.raw("GET", f"/v1/jobs/{load.ids[0]}/artifacts/{artifact}")
             facts["bytes"] = len(self.sound)
         with self.step("the same speech, written down again") as facts:
-            self._judge(self._load([transcription(self.sound)]).end(), facts)
+            self.judge(self.load([transcription(self.sound)]).end(), facts)
         with self.step("a picture, enlarged") as facts:
-            self._judge(self._load([enlargement(png(SIDE, SIDE))]).end(), facts)
+            self.judge(self.load([enlargement(png(SIDE, SIDE))]).end(), facts)
 
     def models(self) -> None:
         """compose.cpu.yml: the workers of Qwen2.5-Omni, with random weights, on the CPU, and one of them killed."""
@@ -192,12 +191,12 @@ class Trial:
             began = time.monotonic()
             deployment.shell(f"COMPOSE_PROFILES={profiles} COMPOSE_FILE={files} docker compose up --detach --wait")
             facts["up_s"] = round(time.monotonic() - began, 1)
-            self._judge(self._load([spoken()] * 4).end(), facts)
+            self.judge(self.load([spoken()] * 4).end(), facts)
         with self.step("thinker killed") as facts:
-            load = self._load([spoken()] * 8)
+            load = self.load([spoken()] * 8)
             load.wait_until_running("qwen2_5_omni", "thinker")
             deployment.kill("thinker")
-            self._judge(load.end(), facts)
+            self.judge(load.end(), facts)
         with self.step("without the models", needed=True):
             words = ["--profile", "qwen2_5_omni", "rm", "--stop", "--force", "thinker", "talker", "code2wav"]
             deployment.compose(*options(*TORCH), *words)
@@ -207,7 +206,7 @@ class Trial:
         """Each service is killed while jobs run in it, and comes back by itself."""
         for service in (*STAGES, *SERVICES):
             with self.step(f"{service} killed") as facts:
-                load = self._load(self._mixed())
+                load = self.load(self._mixed())
                 load.wait_until_running(*STAGES.get(service, ("echo", "first")))
                 before = self.deployment.kill(service)
                 with Watch(self.deployment, {service: before.restarts}) as watch:
@@ -218,18 +217,18 @@ class Trial:
                 if service not in watch.seconds:
                     raise TrialError(f"not up again after {HEALTHY_S:.0f} s")
                 facts["up_again_after_s"] = round(watch.seconds[service], 1)
-                self._judge(outcome, facts)
+                self.judge(outcome, facts)
 
     def restarts(self) -> None:
         """All services are restarted under load."""
         with self.step("docker compose restart of everything") as facts:
-            load = self._load(self._mixed())
+            load = self.load(self._mixed())
             load.wait_until_running("echo", "first")
             began = time.monotonic()
             self.deployment.compose("restart")
             facts["restart_s"] = round(time.monotonic() - began, 1)
-            self._up()
-            self._judge(load.end(), facts)
+            self.wait_until_up()
+            self.judge(load.end(), facts)
 
     def scales(self) -> None:
         """A stage gets three workers, one of them is drained and stopped, and then the others are."""
@@ -239,35 +238,35 @@ class Trial:
             hosts = {one.hostname for one in self.deployment.containers("echo-first")}
             if slots != {f"echo.first-1@{host}" for host in hosts} or len(slots) != 3:
                 raise TrialError(f"the slots are {slots}, the containers {hosts}")
-            self._judge(self._load(self._mixed(60)).end(), facts)
+            self.judge(self.load(self._mixed(60)).end(), facts)
         with self.step("a worker drained, then stopped") as facts:
             leaving = self.deployment.containers("echo-first")[-1]
             slot = f"echo.first-1@{leaving.hostname}"
-            load = self._load(self._mixed(60))
+            load = self.load(self._mixed(60))
             load.wait_until_running("echo", "first")
             drain = (
                 f"docker compose exec -T --env OMNI_JOBS_API_KEY={self.client.key} api omni-jobs workers drain {slot}"
             )
             self.deployment.shell(drain)
-            self._judge(load.end(), facts)
+            self.judge(load.end(), facts)
             (worker,) = (one for one in self.client.workers("echo", "first") if one["slot"] == slot)
             if worker["drained_at"] is None or worker["running"]:
                 raise TrialError(f"the drained worker is {worker}")
             before = worker["ended"]
-            self._judge(self._load(self._mixed(60)).end(), facts)
+            self.judge(self.load(self._mixed(60)).end(), facts)
             (worker,) = (one for one in self.client.workers("echo", "first") if one["slot"] == slot)
             if worker["ended"] != before:
                 raise TrialError(f"the drained worker ran stage runs: {before}, then {worker['ended']}")
             self.deployment.engine.run(["docker", "stop", leaving.name], self.deployment.directory)
             self._stopped([leaving.name], facts)
         with self.step("a worker stopped under load") as facts:
-            load = self._load([echo(number, 14.0) for number in range(20)])
+            load = self.load([echo(number, 14.0) for number in range(20)])
             load.wait_until_running("echo", "first")
             self.deployment.compose("stop", "echo-first")
             names = [one.name for one in self.deployment.containers("echo-first")]
             self._stopped(names, facts)
             self.deployment.compose("up", "--detach", "--wait", "--scale", "echo-first=1")
-            self._judge(load.end(), facts)
+            self.judge(load.end(), facts)
 
     def _stopped(self, names: list[str], facts: dict[str, Any]) -> None:
         """Containers have ended by themselves: after their grace, Docker would have killed them (137)."""
@@ -320,7 +319,7 @@ class Trial:
                 said = deployment.compose(*files, "logs", "--no-color", "proxy", check=False).stdout
                 raise EngineError(f"{error}\n{said[-2000:]}") from error
             self.client = Client(f"https://127.0.0.1:{deployment.tls_port}", plain.key, authority)
-            self._judge(self._load([speech(), *map(echo, range(ECHO_JOBS))]).end(), facts)
+            self.judge(self.load([speech(), *map(echo, range(ECHO_JOBS))]).end(), facts)
             if "strict-transport-security" not in self.client.headers("/healthz"):
                 raise TrialError("the API does not believe the proxy that its clients come by https")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", deployment.port), 2):
@@ -329,65 +328,21 @@ class Trial:
             authority = deployment.make_certificate()
             deployment.shell(f"COMPOSE_FILE={':'.join([*FILES, 'compose.tls.yml'])} {block('proxy.md')[0]}")
             self.client = Client(self.client.url, plain.key, authority)
-            self._judge(self._load([*map(echo, range(3))]).end(), facts)
+            self.judge(self.load([*map(echo, range(3))]).end(), facts)
         self.client = plain
         with self.step("the API without the proxy", needed=True):
             deployment.compose(*files, "rm", "--stop", "--force", "proxy")
             deployment.compose("up", "--detach", "--wait", "api")
 
-    def further_host(self) -> None:
-        """The way of docs/operations/several-hosts.md: a project of its own stands for the host, and reaches the first
-        one's services by published ports alone."""
-        first, further = self.deployment, self.further
-        with self.step("compose.hosts.yml: workers on a further host") as facts:
-            address = first.gateway()
-            ports = {name: (port, first.engine.free_port()) for name, port in PUBLISHED.items()}
-            published = {name: {"ports": [f"{address}:{free}:{port}"]} for name, (port, free) in ports.items()}
-            (first.directory / "published.yml").write_text(json.dumps({"services": published}), encoding="utf-8")
-            # Not with --wait: the API is unhealthy while its database and object store are made anew, which ends that.
-            first.compose(*options("published.yml"), "up", "--detach")
-            self._up()
-            further.clone()
-            further.shell("cp .env.example .env")
-            further.configure(
-                {},
-                COMPOSE_FILE=f"{FILES[0]}:compose.hosts.yml:{FILES[1]}",
-                OMNI_JOBS_S3_ENDPOINT_URL=f"http://{address}:{ports['objects'][1]}",
-                HOST_NAME="further-host",
-            )
-            further.take_secrets(first, {name: f"{address}:{free}" for name, (_, free) in ports.items()})
-            further.shell(block("several-hosts.md")[1])
-            facts["containers"] = len(further.containers())
-            first.compose("stop", "echo-first", "echo-second")
-            hosts = {one["slot"].partition("@")[2] for one in self.client.workers("echo", "first")}
-            if hosts - {one.hostname for one in first.containers()} != {
-                one.hostname for one in further.containers("echo-first")
-            }:
-                raise TrialError(f"the workers of echo.first are on {hosts}")
-            named = {one["host"] for one in self.client.workers("echo", "first")}
-            if named - {"first-host"} != {"further-host"}:
-                raise TrialError(f"the workers of echo.first say that they are on {named}")
-            self._judge(self._load([echo(number) for number in range(ECHO_JOBS)]).end(), facts)
-        with self.step("the further host is lost under load") as facts:
-            load = self._load([echo(number) for number in range(ECHO_JOBS)])
-            load.wait_until_running("echo", "first")
-            further.compose("kill")
-            first.compose(*options("published.yml"), "up", "--detach", "--wait", "echo-first", "echo-second")
-            self._judge(load.end(), facts)
-        with self.step("the first host without the published ports", needed=True):
-            further.remove(images=False)
-            first.compose("up", "--detach")
-            self._up()
-
     def backup(self) -> None:
         """The commands of docs/operations/backup.md: a backup, an empty host, a restore."""
         with self.step("backup") as facts:
-            load = self._load(self._mixed())
+            load = self.load(self._mixed())
             load.wait_until_running("echo", "second")
             for line in commands_to_back_up():
                 self.deployment.shell(line)
-            self._up()
-            self._judge(load.end(), facts)
+            self.wait_until_up()
+            self.judge(load.end(), facts)
             for name in ("jobs.dump", "objects.tar"):
                 facts[f"{name}_bytes"] = (self.deployment.directory / name).stat().st_size
         with self.step("restore into empty volumes") as facts:
@@ -398,7 +353,7 @@ class Trial:
             self.deployment.compose("down", "--volumes")
             for line in block("backup.md", "Restore"):
                 self.deployment.shell(line)
-            self._up()
+            self.wait_until_up()
             after = {one["id"] for one in self.client.jobs()}
             facts["jobs_kept"] = len(after)
             if after != before:
@@ -410,7 +365,7 @@ class Trial:
                 time.sleep(0.5)
             if open_ or len(self.client.jobs(status="completed")) != self.submitted:
                 raise TrialError(f"{open_} jobs have not ended; {self.client.jobs(status='failed')[:2]}")
-            self._judge(self._load(self._mixed()).end(), facts)
+            self.judge(self.load(self._mixed()).end(), facts)
 
     def _open(self) -> int:
         return sum(len(self.client.jobs(status=status)) for status in ("queued", "in_progress"))
@@ -426,7 +381,7 @@ class Trial:
                     f"{self.submitted} were submitted, {len(jobs)} are there, not completed are {other[:5]}"
                 )
         with self.step("docker compose stop under load") as facts:
-            load = self._load([echo(number, 14.0) for number in range(20)])
+            load = self.load([echo(number, 14.0) for number in range(20)])
             load.wait_until_running("echo", "first")
             before = datetime.now(UTC)
             self.deployment.compose("stop")
@@ -436,7 +391,7 @@ class Trial:
             self._stopped([one.name for one in found], facts)
         with self.step("started again, nothing lost") as facts:
             self.deployment.shell("docker compose up --detach --wait")
-            self._judge(load.end(), facts)
+            self.judge(load.end(), facts)
 
     def files(self) -> None:
         """Compose understands the files with the profiles of every pipeline, and the overrides that the docs show."""

@@ -96,6 +96,9 @@ def test_the_docs_begin_with_commands_that_the_trial_knows() -> None:
     assert (dump.split()[-1], copy.split()[-1]) == ("jobs.dump", "objects.tar")
     assert again.startswith("docker compose up")
     assert block("several-hosts.md")[1:] == ["docker compose up --detach --wait"]
+    drain, resume = block("stop.md", "Empty a host")
+    assert drain.startswith("omni-jobs workers drain --host gpu-a --wait")
+    assert resume == "omni-jobs workers resume --host gpu-a"
     assert [line.split()[2] for line in block("backup.md", "Restore")] == ["up", "exec", "stop", "run", "up"]
 
 
