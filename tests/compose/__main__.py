@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.compose import debian, hosts, images
+from tests.compose import debian, hosts, images, metrics, remote
 from tests.compose.deployment import FURTHER, TORCH, Deployment, options
 from tests.compose.engine import Engine, EngineError, OwnEngine, host_docker
 from tests.compose.trial import BUILT, FAULTS, PROFILES, Trial, dumped, report, table
@@ -25,7 +25,8 @@ ACTS = {
     "kills": Trial.kills,
     "restarts": Trial.restarts,
     "scales": Trial.scales,
-    "metrics": Trial.metrics,
+    "remote": remote.away,
+    "metrics": metrics.metrics,
     "proxy": Trial.proxy,
     "hosts": hosts.further_host,
     "backup": Trial.backup,
@@ -115,6 +116,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         versions = f"{engine.kind}, {_build(trial, engine, work, given)}"
         sizes = deployment.images()
         trial.files()
+        remote.prepare(trial)
         trial.start()
         trial.first_jobs()
         if given.with_torch:
@@ -128,6 +130,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         # A second Ctrl-C does not end the removal.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        trial.server.stop()
         if any(step.error for step in trial.steps):
             _keep_logs(deployment, work)
         _remove((further, deployment), work, given.keep)

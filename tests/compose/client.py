@@ -122,6 +122,11 @@ def echo(number: int, delay_s: float = 1.5, payload: int = 100_000) -> Json:
     return {"model": "echo", "messages": [{"role": "user", "content": f"job {number}"}], "stages": stages}
 
 
+def asked(number: int) -> Json:
+    """A job of the server that is there already, which says what it was asked."""
+    return {"model": "remote", "messages": [{"role": "user", "content": f"question {number}"}]}
+
+
 def speech(times: int = 1) -> Json:
     """A job that says the sentence, so often that its stages take a while."""
     said = {"role": "user", "content": " ".join(times * [SENTENCE])}
@@ -172,9 +177,9 @@ def size_of(picture: bytes) -> tuple[int, int]:
 def fault(client: Client, body: Json, job: Json) -> str | None:
     """Return what is wrong with the result of a completed job, if anything is."""
     text = (job["result"] or {}).get("text")
-    if body["model"] == "echo":
-        asked = body["messages"][0]["content"]
-        return None if text == asked else f"{asked} answered {text!r}"
+    if body["model"] in {"echo", "remote"}:
+        said = body["messages"][0]["content"]
+        return None if text == said else f"{said} answered {text!r}"
     if body["model"] == "transcribe":
         return None if all(word in str(text).lower() for word in HEARD) else f"heard {text!r}"
     (artifact,) = job["artifacts"]

@@ -100,7 +100,7 @@ class Deployment:
 
     def __init__(self, engine: Engine, directory: Path, profiles: Sequence[str], project: str = PROJECT) -> None:
         self.engine, self.directory, self.profiles, self.project = engine, directory, profiles, project
-        self.port = self.prometheus_port = self.tls_port = 0
+        self.port = self.prometheus_port = self.tls_port = self.remote_port = 0
 
     def clone(self) -> None:
         """Copy what git knows, or would take: neither the caller's .env and secrets nor what was built."""
@@ -118,7 +118,7 @@ class Deployment:
         It has no registry and perhaps another index and other deployments, so images are built by other arguments and
         have a tag of their own. A nested daemon may not raise its limit of files. Each process shows its metrics.
         """
-        self.port, self.prometheus_port, self.tls_port = (self.engine.free_port() for _ in range(3))
+        self.port, self.prometheus_port, self.tls_port, self.remote_port = (self.engine.free_port() for _ in range(4))
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         given = {
             "COMPOSE_PROJECT_NAME": self.project,
@@ -127,6 +127,7 @@ class Deployment:
             "PROMETHEUS_PORT": str(self.prometheus_port),
             "TLS_PORT": str(self.tls_port),
             "TLS_DIR": str(self._tls),
+            "REMOTE_URL": f"http://host.docker.internal:{self.remote_port}/v1",
             "TORCH_CPU_INDEX_URL": os.environ.get("TORCH_CPU_INDEX_URL", ""),
             "OMNI_JOBS_S3_ENDPOINT_URL": "http://objects:8333",  # as it is by default; compose.hosts.yml asks for it
             "HOST_NAME": HOST,  # the same

@@ -5,14 +5,13 @@ import json
 import re
 import socket
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.compose.chat_server import ChatServer
 from tests.compose.client import (
     SIDE,
     Client,
@@ -20,6 +19,7 @@ from tests.compose.client import (
     Json,
     Load,
     Outcome,
+    asked,
     echo,
     enlargement,
     png,
@@ -31,7 +31,7 @@ from tests.compose.debian import DebianError
 from tests.compose.deployment import FILES, LOOK_S, TORCH, Deployment, Watch, block, options
 from tests.compose.engine import EngineError
 
-PROFILES = ("echo", "speech", "transcribe", "upscale")
+PROFILES = ("echo", "speech", "transcribe", "upscale", "remote")
 BUILT = ("api", "worker-cpu-image")
 HEALTHY_S = 180.0
 ECHO_JOBS = 30
@@ -43,6 +43,7 @@ STAGES = {
     "speech-vocoder": ("speech", "vocoder"),
     "transcribe-listen": ("transcribe", "listen"),
     "upscale-enlarge": ("upscale", "enlarge"),
+    "remote-ask": ("remote", "ask"),
 }
 SERVICES = ("api", "rescuer", "valkey", "postgres", "objects")
 # What Compose has to refuse the lack of, and the options with which it does.
@@ -82,6 +83,7 @@ class Trial:
     started: list[dict[str, Any]] = field(default_factory=list)  # the first start of each service
     loads: list[Load] = field(default_factory=list)
     client: Client = field(default_factory=lambda: Client("", ""))
+    server: ChatServer = field(default_factory=ChatServer)
     sound: bytes = b""
 
     @contextlib.contextmanager
@@ -121,7 +123,8 @@ class Trial:
 
     def _mixed(self, echoes: int = ECHO_JOBS) -> list[Json]:
         picture = enlargement(png(SIDE, SIDE))
-        return [echo(number) for number in range(echoes)] + 3 * [speech(8)] + 2 * [transcription(self.sound), picture]
+        light = [echo(number) for number in range(echoes)] + [asked(number) for number in range(3)]
+        return light + 3 * [speech(8)] + 2 * [transcription(self.sound), picture]
 
     def judge(self, outcome: Outcome, facts: dict[str, Any]) -> None:
         facts |= {
@@ -169,6 +172,8 @@ class Trial:
         """Jobs of every pipeline."""
         with self.step("echo jobs", needed=True) as facts:
             self.judge(self.load([echo(number, 0.0) for number in range(50)]).end(), facts)
+        with self.step("questions to the server that is there already") as facts:
+            self.judge(self.load([asked(number) for number in range(10)]).end(), facts)
         with self.step("speech, said", needed=True) as facts:
             load = self.load([speech()])
             self.judge(load.end(), facts)
@@ -279,33 +284,6 @@ class Trial:
         ]
         if late:
             raise TrialError(f"not ended within stop_grace_period: {late}")
-
-    def metrics(self) -> None:
-        """Prometheus reads the metrics of every process of ours."""
-        deployment = self.deployment
-        with self.step("compose.metrics.yml: Prometheus finds every process") as facts:
-            files = options("compose.metrics.yml")
-            deployment.compose(*files, "up", "--detach", "--wait", "--no-deps", "prometheus")
-            try:
-                expected = len([one for one in deployment.containers() if one.service in {*STAGES, "api", "rescuer"}])
-                until = time.monotonic() + HEALTHY_S
-                while (found := self._asked("sum(up)")) != expected:
-                    if time.monotonic() > until:
-                        raise TrialError(f"Prometheus has {found} processes up of {expected}")
-                    time.sleep(1.0)
-                facts["processes"] = expected
-                if (ended := self._asked('sum(omni_jobs_stage_ended_total{result="completed"})')) == 0:
-                    raise TrialError("no worker has counted a stage run")
-                facts["stage_runs"] = ended
-            finally:
-                deployment.compose(*files, "rm", "--stop", "--force", "prometheus")
-
-    def _asked(self, query: str) -> float:
-        """Return Prometheus' answer to a query of one number, 0 where it has none."""
-        base = f"http://127.0.0.1:{self.deployment.prometheus_port}/api/v1/query?"
-        with urllib.request.urlopen(base + urllib.parse.urlencode({"query": query}), timeout=10) as answer:
-            found = json.load(answer)["data"]["result"]
-        return float(found[0]["value"][1]) if found else 0.0
 
     def proxy(self) -> None:
         """The API by https, through the proxy of docs/operations/proxy.md, and by nothing else."""

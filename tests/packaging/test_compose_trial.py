@@ -1,8 +1,11 @@
 """``scripts/compose-test``: what needs no container engine. The whole takes minutes, root and Debian's packages."""
 
 import io
+import json
 import re
 import subprocess
+import urllib.error
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.compose import debian, images, trial
+from tests.compose import debian, images, remote, trial
+from tests.compose.chat_server import ChatServer
 from tests.compose.client import SIDE, Outcome, png, size_of
 from tests.compose.deployment import block, container, moment
 
@@ -99,6 +103,7 @@ def test_the_docs_begin_with_commands_that_the_trial_knows() -> None:
     drain, resume = block("stop.md", "Empty a host")
     assert drain.startswith("omni-jobs workers drain --host gpu-a --wait")
     assert resume == "omni-jobs workers resume --host gpu-a"
+    assert len(remote.commands()) == 2
     assert [line.split()[2] for line in block("backup.md", "Restore")] == ["up", "exec", "stop", "run", "up"]
 
 
@@ -148,6 +153,28 @@ def test_a_step_that_fails_is_told_and_makes_the_report_fail() -> None:
     assert run.steps[-1].error == "TrialError: lost"
     said.pop()
     assert [line.split()[0] for line in said if not line.startswith(" ")] == ["held", "FAILED", "FAILED"]
+
+
+def test_the_server_that_is_there_already_says_what_it_was_asked_to_who_has_its_key() -> None:
+    server = ChatServer()
+    server.start("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+    body = json.dumps({"messages": [{"role": "user", "content": "Say hi."}]}).encode()
+
+    def ask(key: str) -> Any:
+        request = urllib.request.Request(url, body, {"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+
+    try:
+        assert ask(server.key) == "Say hi."
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask("another")
+        assert server.answers == {200: 1, 401: 1}
+    finally:
+        server.stop()
+    with pytest.raises(urllib.error.URLError):
+        ask(server.key)
 
 
 def test_the_script_says_whether_this_host_can_run_it() -> None:
