@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.compose import debian, hosts, images, metrics, remote
+from tests.compose import debian, hosts, images, metrics, models, remote
 from tests.compose.deployment import FURTHER, TORCH, Deployment, options
 from tests.compose.engine import Engine, EngineError, OwnEngine, host_docker
 from tests.compose.trial import BUILT, FAULTS, PROFILES, Trial, dumped, report, table
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
     parser.add_argument("--keep", action="store_true", help="keep the engine's files and images for the next time")
     parser.add_argument("--with-worker", action="store_true", help="build the image of workers on GPUs as well")
-    parser.add_argument("--with-torch", action="store_true", help="run Qwen2.5-Omni by vLLM's build for CPUs as well")
+    parser.add_argument("--with-torch", action="store_true", help="run pipelines of models as well, by vLLM on the CPU")
     parser.add_argument("--own-engine", action="store_true", help="make an engine also where Docker runs")
     parser.add_argument("--only", metavar="ACT", nargs="+", choices=ACTS, default=[*ACTS], help=f"of {', '.join(ACTS)}")
     parser.add_argument("--work", type=Path, default=WORK, help="a directory for all files, of a local file system")
@@ -120,7 +120,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         trial.start()
         trial.first_jobs()
         if given.with_torch:
-            trial.models()
+            models.models(trial)
         for act in given.only:
             ACTS[act](trial)
     except FAULTS as error:

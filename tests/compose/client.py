@@ -153,6 +153,47 @@ def spoken() -> Json:
     return {"model": "qwen2_5_omni", "messages": [said], "modalities": ["text", "audio"], "stages": stages, "seed": 0}
 
 
+def chat() -> Json:
+    """A job of a language model that seldom ends by itself."""
+    said = {"role": "user", "content": SENTENCE}
+    return {"model": "chat", "messages": [said], "stages": {"llm": {"max_tokens": 16}}, "seed": 0}
+
+
+def spoken_answer(sound: bytes) -> Json:
+    """A job that hears, thinks and answers aloud."""
+    heard = transcription(sound)["messages"]
+    stages = {"think": {"max_tokens": 16}}
+    return {"model": "voice", "messages": heard, "modalities": ["text", "audio"], "stages": stages, "seed": 0}
+
+
+def drawing() -> Json:
+    """A job that draws a small picture in few steps."""
+    stages = {"denoise": {**DRAWN, "steps": 3}}
+    said = {"role": "user", "content": SENTENCE}
+    return {"model": "qwen_image", "messages": [said], "modalities": ["image"], "stages": stages, "seed": 0}
+
+
+def edit(picture: bytes) -> Json:
+    """A job that draws such a picture after another."""
+    content = [*enlargement(picture)["messages"][0]["content"], {"type": "text", "text": SENTENCE}]
+    stages = {"sources": {"pixels": 64 * 64}, "denoise": {**DRAWN, "steps": 3}}
+    said = {"role": "user", "content": content}
+    return {"model": "qwen_image_edit", "messages": [said], "modalities": ["image"], "stages": stages, "seed": 0}
+
+
+def glm_drawing() -> Json:
+    """A job that writes a small picture as tokens, and draws it in few steps."""
+    said = {"role": "user", "content": SENTENCE}
+    stages = {"generate": DRAWN, "denoise": {"steps": 3}}
+    return {"model": "glm_image", "messages": [said], "modalities": ["image"], "stages": stages, "seed": 0}
+
+
+def every_medium() -> Json:
+    """A job that answers by text, sound, a picture and a video."""
+    said = {"role": "user", "content": SENTENCE}
+    return {"model": "echo_media", "messages": [said], "modalities": ["text", *sorted(MEDIA)]}
+
+
 def png(width: int, height: int) -> bytes:
     """Return a picture of coloured noise in blocks."""
     drawn = random.Random(5)
@@ -182,16 +223,24 @@ def fault(client: Client, body: Json, job: Json) -> str | None:
         return None if text == said else f"{said} answered {text!r}"
     if body["model"] == "transcribe":
         return None if all(word in str(text).lower() for word in HEARD) else f"heard {text!r}"
+    if body["model"] == "echo_media":
+        kinds = {one["media_type"].partition("/")[0] for one in job["artifacts"]}
+        return None if (text, kinds) == (SENTENCE, MEDIA) else f"{text!r} and {kinds}"
+    if body["model"] == "chat":
+        return None if text else "an empty answer"
     (artifact,) = job["artifacts"]
     data = client.raw("GET", f"/v1/jobs/{job['id']}/artifacts/{artifact['name']}")
-    if body["model"] in {"speech", "qwen2_5_omni"}:
-        seconds = 3.0 if body["model"] == "speech" else 0.1
+    if (seconds := SOUND_S.get(body["model"])) is not None:
         long_enough = data[:4] == b"RIFF" and len(data) > seconds * 24_000 * 2
         return None if long_enough else f"sound of {len(data)} bytes"
-    return None if size_of(data) == (4 * SIDE, 4 * SIDE) else f"a picture of {size_of(data)}"
+    wanted = (4 * SIDE, 4 * SIDE) if body["model"] == "upscale" else (DRAWN["width"], DRAWN["height"])
+    return None if size_of(data) == wanted else f"a picture of {size_of(data)}"
 
 
 SIDE = 192
+MEDIA = {"audio", "image", "video"}
+DRAWN = {"width": 64, "height": 96}
+SOUND_S = {"speech": 3.0, "qwen2_5_omni": 0.1, "voice": 0.1}  # at least
 
 
 class Load:

@@ -162,11 +162,15 @@ class Deployment:
     def _models(self) -> Path:
         return self.directory / "models"  # where MODELS_DIR is by default
 
-    def make_checkpoint(self, pipeline: str) -> None:
-        """Make a checkpoint with random weights where the pipeline's workers look for it, by their image."""
-        module = f"workers.models.{pipeline}.tiny_checkpoint"
+    def make_checkpoint(self, pipeline: str, builder: str) -> None:
+        """Make a checkpoint where the pipeline's workers look for it, by their image.
+
+        ``builder``: an import, of the image's code or of the clone's tests, of what fills a directory as ``build``.
+        """
+        program = f"from pathlib import Path; {builder}; build(Path('/models/{pipeline}'))"
         words = ["docker", "run", "--rm", "--user=0", "--network=none", f"--volume={self._models}:/models"]
-        words += [f"omni-jobs-worker-cpu-torch:{TAG}", "python", "-m", module, f"/models/{pipeline}"]
+        words += [f"--volume={self.directory / 'tests'}:/clone/tests:ro", "--env=PYTHONPATH=/clone"]
+        words += [f"omni-jobs-worker-cpu-torch:{TAG}", "python", "-c", program]
         self.engine.run(words, self.directory)
         for path in (self._models / pipeline).rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # the workers' user is another

@@ -24,11 +24,10 @@ from tests.compose.client import (
     enlargement,
     png,
     speech,
-    spoken,
     transcription,
 )  # fmt: skip
 from tests.compose.debian import DebianError
-from tests.compose.deployment import FILES, LOOK_S, TORCH, Deployment, Watch, block, options
+from tests.compose.deployment import FILES, LOOK_S, Deployment, Watch, block, options
 from tests.compose.engine import EngineError
 
 PROFILES = ("echo", "speech", "transcribe", "upscale", "remote")
@@ -184,28 +183,6 @@ class Trial:
             self.judge(self.load([transcription(self.sound)]).end(), facts)
         with self.step("a picture, enlarged") as facts:
             self.judge(self.load([enlargement(png(SIDE, SIDE))]).end(), facts)
-
-    def models(self) -> None:
-        """compose.cpu.yml: the workers of Qwen2.5-Omni, with random weights, on the CPU, and one of them killed."""
-        deployment = self.deployment
-        with self.step("a tiny checkpoint of Qwen2.5-Omni", needed=True):
-            deployment.make_checkpoint("qwen2_5_omni")
-        with self.step("compose.cpu.yml: Qwen2.5-Omni by vLLM") as facts:
-            profiles = ",".join([*PROFILES, "qwen2_5_omni"])
-            files = ":".join([*FILES, *TORCH])
-            began = time.monotonic()
-            deployment.shell(f"COMPOSE_PROFILES={profiles} COMPOSE_FILE={files} docker compose up --detach --wait")
-            facts["up_s"] = round(time.monotonic() - began, 1)
-            self.judge(self.load([spoken()] * 4).end(), facts)
-        with self.step("thinker killed") as facts:
-            load = self.load([spoken()] * 8)
-            load.wait_until_running("qwen2_5_omni", "thinker")
-            deployment.kill("thinker")
-            self.judge(load.end(), facts)
-        with self.step("without the models", needed=True):
-            words = ["--profile", "qwen2_5_omni", "rm", "--stop", "--force", "thinker", "talker", "code2wav"]
-            deployment.compose(*options(*TORCH), *words)
-            deployment.shell("docker compose up --detach --wait")
 
     def kills(self) -> None:
         """Each service is killed while jobs run in it, and comes back by itself."""

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.compose import debian, images, remote, trial
+from tests.compose import debian, images, models, remote, trial
 from tests.compose.chat_server import ChatServer
 from tests.compose.client import SIDE, Outcome, png, size_of
 from tests.compose.deployment import block, container, moment
@@ -88,6 +88,11 @@ def test_every_service_that_lasts_is_killed(services: dict[str, Any]) -> None:
     assert lasting == {*trial.STAGES, *trial.SERVICES}
     for name, (pipeline, stage) in trial.STAGES.items():
         assert services[name]["command"] == ["omni-jobs", "worker", "--pipeline", pipeline, "--stage", stage]
+
+
+def test_every_pipeline_is_started_by_somebody(services: dict[str, Any]) -> None:
+    profiles = {name for one in services.values() for name in one.get("profiles", [])}
+    assert {*trial.PROFILES, *models.JOBS} == profiles - {"images"}
 
 
 def test_the_docs_begin_with_commands_that_the_trial_knows() -> None:
