@@ -15,6 +15,7 @@ from tests.compose.client import (
     every_medium,
     glm_drawing,
     png,
+    seen,
     spoken,
     spoken_answer,
 )
@@ -27,6 +28,7 @@ CAUSAL_LM = "from tests.oracles.causal_lm import build_causal_lm as build"
 BUILDERS = {
     "chat": CAUSAL_LM,
     "voice": CAUSAL_LM,
+    "qwen2_5_vl": FAMILY.format("qwen2_5_vl.tiny_checkpoint"),
     "qwen_image": FAMILY.format("qwen_image.tiny_checkpoint"),
     "qwen_image_edit": FAMILY.format("qwen_image.tiny_edit_checkpoint"),
     "glm_image": FAMILY.format("glm_image.tiny_checkpoint"),
@@ -34,6 +36,7 @@ BUILDERS = {
 }
 JOBS: dict[str, Callable[[Trial], Json]] = {
     "chat": lambda _: chat(),
+    "qwen2_5_vl": lambda _: seen(png(96, 64)),
     "voice": lambda trial: spoken_answer(trial.sound),
     "qwen_image": lambda _: drawing(),
     "qwen_image_edit": lambda _: edit(png(96, 64)),
