@@ -35,6 +35,7 @@ from workers.vllm_hooks import ENGINE_PID, register
 from workers.vllm_hooks.engine_arguments import check_engine_arguments
 from workers.vllm_hooks.hidden_layers import check_layers
 from workers.vllm_hooks.hooks import check_hooks
+from workers.vllm_hooks.speculation import check_speculation
 from workers.vllm_hooks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -262,12 +263,14 @@ class Engine:
 
 
 def _refuse(args: AsyncEngineArgs) -> None:
-    """Raise ConfigError for arguments that the hooks do not support, and for a layer that the model lacks."""
-    if args.speculative_config is not None:
-        raise ConfigError("stages on vLLM do not support speculative decoding", field="engine.speculative_config")
+    """Raise ConfigError for arguments that the hooks do not support, a layer that the model lacks, a draft of another.
+
+    vLLM would find out about the last in the engine's process.
+    """
     if args.pipeline_parallel_size > 1:
         raise ConfigError("stages on vLLM do not support pipeline parallelism", field="engine.pipeline_parallel_size")
     check_layers(args)
+    check_speculation(args)
 
 
 @contextmanager

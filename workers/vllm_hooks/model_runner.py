@@ -60,6 +60,7 @@ class HookedModelRunner(GPUModelRunner):
 
     def set_up(self) -> None:
         """Set up the state of our class; called after vLLM's ``__init__``."""
+        self._gives_more = False  # model_loaded
         self._planned: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # positions beyond the prompt, by request
 
     def model_loaded(self) -> bool:
@@ -143,7 +144,8 @@ class HookedModelRunner(GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        if self.model_loaded():
+        self._gives_more = self.model_loaded()
+        if self._gives_more:
             self.use_aux_hidden_state_outputs = True
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
@@ -227,7 +229,8 @@ class HookedModelRunner(GPUModelRunner):
         output = super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
         if kept is not None:
             self.after_forward(output, kept)
-        return output
+        # vLLM gives the second of the two to a draft that belongs to the model, whose input is the last hidden states.
+        return (output[0], [output[0]]) if self._gives_more else output
 
 
 def _added(new: NewRequestData) -> AddedRequest:

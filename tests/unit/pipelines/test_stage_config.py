@@ -380,7 +380,7 @@ model: {family: causal_lm}
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("engine: {speculative_config: {}}", "speculative decoding is not supported: captured hidden states"),
+        ("engine: {spec_method: ngram}", "it is speculative_config's: give its method"),
         ("engine: {pipeline_parallel_size: 2}", "pipeline parallelism is not supported: what is captured"),
         ("engine: {cpu: {data_parallel_size: 2}}", "data parallelism is not supported: start more workers"),
         ("parameters: {n: 2}", "several answers are not supported: a job has one"),

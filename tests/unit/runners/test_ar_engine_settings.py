@@ -26,6 +26,8 @@ def problems(**given: Any) -> dict[str, str]:
     return {".".join(map(str, each["loc"])): each["msg"] for each in caught.value.errors()}
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(0, 9) | st.floats(0, 9) | st.text("ab", max_size=3),
     lambda each: st.lists(each, max_size=2) | st.dictionaries(st.text("ab", max_size=3), each, max_size=2),
@@ -64,7 +66,23 @@ def test_what_vllm_may_read_from_another_type_is_refused_unread(name: str, value
     [
         ({"trust_remote_code": True}, "trust_remote_code", "it would run code that lies in the checkpoint"),
         ({"worker_cls": "os.system"}, "worker_cls", "the runner chooses the worker: an AR stage has its own"),
-        ({"speculative_config": {}}, "speculative_config", "speculative decoding is not supported: captured hidden"),
+        ({"spec_method": "ngram"}, "spec_method", "it is speculative_config's: give its method"),
+        ({"speculative_config": {**NGRAM, "method": "eagle"}}, "speculative_config.method", "be 'ng"),
+        ({"speculative_config": {"method": "mtp"}}, "speculative_config.num_speculative_tokens", "Field required"),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 33}},
+         "speculative_config.num_speculative_tokens", "less than or equal to 32"),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 2}},
+         "speculative_config", "are for ngram, not for mtp"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 1}},
+         "speculative_config", "ngram needs prompt_lookup_max"),
+        ({"speculative_config": {**NGRAM, "prompt_lookup_min": 4}}, "speculative_config", "4, is more than prom"),
+        ({"speculative_config": {**NGRAM, "model": "/models/draft"}}, "speculative_config", "no other method takes it"),
+        ({"speculative_config": {"method": "draft_model", "num_speculative_tokens": 1}},
+         "speculative_config", "draft_model needs it"),
+        ({"speculative_config": {"method": "draft_model", "num_speculative_tokens": 1, "model": "some/draft"}},
+         "speculative_config.model", "pattern"),
+        ({"cpu": {"speculative_config": {**NGRAM, "revision": "main"}}}, "cpu.speculative_config.revision", "Extra"),
+        ({"async_scheduling": True, "cuda": {"speculative_config": NGRAM}}, "async_scheduling", "is not begun before"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size", "pipeline parallelism is not supported: what is"),
         ({"cpu": {"data_parallel_size": 2}}, "cpu.data_parallel_size", "data parallelism is not supported: start more"),
         ({"cpu": {"cpu": {}}}, "cpu.cpu", "stands beside cpu and cuda, not in them"),
@@ -244,3 +262,20 @@ def test_neither_torch_nor_vllm_is_loaded() -> None:
     code = "import sys, workers.runners.ar.engine_settings; print(*{'torch', 'vllm', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
+
+
+def test_guesses_are_checked_before_the_next_step_begins_and_count_in_the_digest() -> None:
+    guessing = engine(speculative_config=NGRAM)
+    assert guessing.vllm_args("cuda") == {"speculative_config": NGRAM, "async_scheduling": False}
+    assert guessing.on("cuda").vllm_args("cuda") == guessing.vllm_args("cuda")
+    assert guessing.decisive() == {"speculative_config": NGRAM}
+    assert guessing.speculates
+    assert engine(cuda={"speculative_config": NGRAM}).speculates
+    assert not engine().speculates
+
+
+def test_a_job_s_min_p_is_refused_where_tokens_are_guessed() -> None:
+    assert ArParameters.model_validate({"min_p": 0.1}, context=engine()).min_p == 0.1
+    assert ArParameters.model_validate({"min_p": 0.0}, context=engine(speculative_config=NGRAM)).min_p == 0
+    with pytest.raises(ValidationError, match="checks them without min_p"):
+        ArParameters.model_validate({"min_p": 0.1}, context=engine(speculative_config=NGRAM))

@@ -47,16 +47,28 @@ class ArEngine(VllmEngine):
     def takes_tools(self) -> bool:
         return self.tool_parser is not None
 
+    @property
+    def speculates(self) -> bool:
+        """Whether an engine on any kind of host guesses tokens."""
+        each = (self, self.cpu, self.cuda)
+        return any(arguments is not None and arguments.speculative_config is not None for arguments in each)
+
     def _check_on(self, device: Device, arguments: Mapping[str, Any]) -> None:
+        if arguments.get("speculative_config") is not None and arguments.get("async_scheduling"):
+            said = "true, and there is speculative_config: the next step is not begun before the guesses are checked"
+            raise self._problem(device, "async_scheduling", said)
         if self.lora_modules and arguments.get("enable_lora") is False:
             raise self._problem(device, "enable_lora", "false, and there are lora_modules")
 
     def vllm_args(self, device: Device) -> dict[str, Any]:
         """Return the keyword arguments for vLLM's ``AsyncEngineArgs``; vLLM chooses those that are not set.
 
-        With ``lora_modules``, LoRA is on, all modules stay loaded, and up to 8 of them run in one batch.
+        With ``lora_modules``, LoRA is on, all modules stay loaded, and up to 8 of them run in one batch. Where tokens
+        are guessed, a step begins when it is known at which positions it goes on.
         """
         arguments = super().vllm_args(device)
+        if "speculative_config" in arguments:
+            arguments["async_scheduling"] = False
         if self.lora_modules:
             modules = len(self.lora_modules)
             together = arguments.setdefault("max_loras", min(modules, 8))

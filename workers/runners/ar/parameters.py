@@ -43,6 +43,13 @@ class TokenParameters(StageParameters):
             raise ValueError(f"the stage lists no LoRA module {value!r}; it lists {known}")
         return value
 
+    @field_validator("min_p")
+    @classmethod
+    def _not_with_speculation(cls, value: float, info: ValidationInfo) -> float:
+        if value and getattr(info.context, "speculates", False):
+            raise ValueError("the stage guesses tokens (engine.speculative_config), and checks them without min_p")
+        return value
+
     @field_validator("min_tokens")
     @classmethod
     def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:

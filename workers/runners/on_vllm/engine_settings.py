@@ -25,6 +25,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
 from omni_jobs.pipelines.yaml_source import FieldPath
 from workers.runners.on_vllm.refused_arguments import REFUSED, refused_parts
+from workers.runners.on_vllm.speculation import Speculation
 
 Modality = Literal["text", "audio", "image", "video"]
 
@@ -54,6 +55,7 @@ DECISIVE: Mapping[str, Any] = {
     "override_generation_config": {},
     "use_fp64_gumbel": False,
     "structured_outputs_config": None,
+    "speculative_config": None,  # a job that draws gets other tokens of the same distribution
 }
 """The arguments that decide a job's result → vLLM's defaults. The digest of a pipeline contains those set to others.
 
@@ -129,6 +131,7 @@ class VllmArguments(BaseModel):
     max_loras: Annotated[int, Field(ge=1, le=64)] | None = None
     max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
     max_lora_rank: Annotated[int, Field(ge=1)] | None = None
+    speculative_config: Speculation | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -17,10 +17,7 @@ _CONNECTOR = (
     "KV cache and encoder outputs from elsewhere are not supported: captured hidden states need every token computed "
     "in this engine"
 )
-_SPECULATIVE = (
-    "speculative decoding is not supported: captured hidden states and additional information "
-    "are kept by position, and a rejected draft would leave the wrong ones"
-)
+_SPECULATIVE = "it is speculative_config's: give its method, model and num_speculative_tokens there"
 _DATA_PARALLEL = "data parallelism is not supported: start more workers of the stage instead"
 _ONE_HOST = "an engine on several hosts is not supported: start a worker of the stage on each host"
 _SLEEP = "sleep mode is not supported: an engine runs as long as its worker; stop the worker to free its memory"
@@ -96,8 +93,11 @@ UNSAFE: Mapping[str, str] = {
 }
 
 UNSUPPORTED: Mapping[str, str] = {
-    **refused_for(_SPECULATIVE, "speculative_config spec_method spec_model spec_tokens"),
-    "diffusion_config": "diffusion language models are not supported: " + _SPECULATIVE.partition(": ")[2],
+    **refused_for(_SPECULATIVE, "spec_method spec_model spec_tokens"),
+    "diffusion_config": (
+        "diffusion language models are not supported: captured hidden states and additional information are kept by "
+        "position, and a token that is drawn again would leave the wrong ones"
+    ),
     "pipeline_parallel_size": (
         "pipeline parallelism is not supported: what is captured needs the first rank's embeddings "
         "and the last rank's hidden states; use tensor_parallel_size, or more stages"
