@@ -257,6 +257,9 @@ class StepsAlone(GPUARModelRunner):
     def holds_output(self) -> bool:
         return True
 
+    def holds_inputs(self) -> bool:
+        return True
+
     def get_model(self) -> Any:
         return None
 

@@ -25,7 +25,7 @@ class CardNeed:
     """What a stage takes of each of its cards, in bytes.
 
     context_tokens  the tokens of the one context that its keys and values have room for at least; 0: it keeps none
-    cards           how many it uses (``tensor_parallel_size``)
+    cards           how many it uses (its ranks)
     share           the part of a card that the stage config gives its engine; None: it takes what it needs
     takes_share     whether its engine takes a share whole and at once, for more keys and values, as vLLM's do
     """

@@ -110,7 +110,7 @@ class Engine:
             return cls(llm, parent)
         except BaseException as error:
             parent.shutdown(wait=False)
-            if isinstance(error, ValueError | TypeError | VLLMClientError):
+            if isinstance(error, ValueError | TypeError | NotImplementedError | VLLMClientError):
                 raise ConfigError(f"vLLM refuses these engine arguments: {error}") from error
             if isinstance(error, RuntimeError | EngineDeadError):
                 raise EngineDead(f"the engine did not start: {error}") from error
@@ -267,8 +267,6 @@ def _refuse(args: AsyncEngineArgs) -> None:
 
     vLLM would find out about the last in the engine's process.
     """
-    if args.pipeline_parallel_size > 1:
-        raise ConfigError("stages on vLLM do not support pipeline parallelism", field="engine.pipeline_parallel_size")
     check_layers(args)
     check_speculation(args)
 

@@ -36,6 +36,12 @@ def check_layers(args: AsyncEngineArgs) -> None:
         return
     number = int(args.create_model_config().hf_text_config.num_hidden_layers)
     for name, layer in layers.items():
+        if args.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "a rank of a pipeline gives the next one nothing of its layers but the last: without "
+                "pipeline_parallel_size they can be captured",
+                field=f"engine.hidden_layers.{name}",
+            )
         if layer == 0 and args.tensor_parallel_size > 1:
             # The one rank that captures would embed tokens alone, and wait for the others for ever.
             raise ConfigError(

@@ -140,6 +140,10 @@ class HookedModelRunner(GPUModelRunner):
         """Return whether this rank captures hidden states. One does, because all ranks of the last layers have them."""
         return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
 
+    def holds_inputs(self) -> bool:
+        """Return whether this rank captures embeddings. It is the one that ``holds_output``, but not in a pipeline."""
+        return bool(get_pp_group().is_first_rank) and get_tensor_model_parallel_rank() == 0
+
     # vLLM's steps, most of them private
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -211,6 +215,12 @@ class HookedModelRunner(GPUModelRunner):
         num_input_tokens: int,
         intermediate_tensors: IntermediateTensors | None = None,
     ) -> Any:
+        if intermediate_tensors is not None and self.intermediate_tensors is None:
+            # vLLM makes it in a run for warming up, which an eager engine on CPUs does without.
+            model: Any = self.get_model()
+            self.intermediate_tensors = model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.dtype, device=self.device
+            )
         inputs = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
         embeds = inputs[1]
         if embeds is not None:

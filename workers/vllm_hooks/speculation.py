@@ -15,8 +15,14 @@ _FIELD = "engine.speculative_config.model"
 
 
 def check_speculation(args: AsyncEngineArgs) -> None:
-    """Raise ConfigError for a draft model whose weights are not safetensors, or whose tokens are others."""
+    """Raise ConfigError for guesses in a pipeline of ranks, and for a draft that does not go with the model.
+
+    Its weights have to be safetensors, and its tokens the model's.
+    """
     given: dict[str, Any] = args.speculative_config or {}
+    if given and args.pipeline_parallel_size > 1:
+        said = "in a pipeline of ranks the first would wait for the last one's guesses: take tensor_parallel_size"
+        raise ConfigError(said, field="engine.speculative_config")
     if (model := given.get("model")) is None:
         return
     directory = Path(model)

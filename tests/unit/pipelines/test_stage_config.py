@@ -381,7 +381,6 @@ model: {family: causal_lm}
     ("setting", "message"),
     [
         ("engine: {spec_method: ngram}", "it is speculative_config's: give its method"),
-        ("engine: {pipeline_parallel_size: 2}", "pipeline parallelism is not supported: what is captured"),
         ("engine: {cpu: {data_parallel_size: 2}}", "data parallelism is not supported: start more workers"),
         ("parameters: {n: 2}", "several answers are not supported: a job has one"),
         ("parameters: {best_of: 2}", "several answers are not supported: a job has one"),

@@ -83,7 +83,6 @@ def test_what_vllm_may_read_from_another_type_is_refused_unread(name: str, value
          "speculative_config.model", "pattern"),
         ({"cpu": {"speculative_config": {**NGRAM, "revision": "main"}}}, "cpu.speculative_config.revision", "Extra"),
         ({"async_scheduling": True, "cuda": {"speculative_config": NGRAM}}, "async_scheduling", "is not begun before"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size", "pipeline parallelism is not supported: what is"),
         ({"cpu": {"data_parallel_size": 2}}, "cpu.data_parallel_size", "data parallelism is not supported: start more"),
         ({"cpu": {"cpu": {}}}, "cpu.cpu", "stands beside cpu and cuda, not in them"),
         ({"cpu": {"lora_modules": {}}}, "cpu.lora_modules", "stands beside cpu and cuda, not in them"),

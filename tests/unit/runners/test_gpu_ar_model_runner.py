@@ -63,6 +63,9 @@ class Runner(GPUARModelRunner):
     def holds_output(self) -> bool:
         return True
 
+    def holds_inputs(self) -> bool:
+        return True
+
     def get_model(self) -> Any:
         return self._model
 

@@ -15,13 +15,14 @@ from torch import nn
 from torch.nn import functional
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.glm4 import Glm4DecoderLayer
-from vllm.model_executor.models.interfaces import SupportsMRoPE
+from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
 from vllm.model_executor.models.llama import LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_jobs.errors import ModelError
 from workers.runners.ar.model_interface import InformedRows
@@ -59,7 +60,7 @@ class GlmImageLayers(LlamaModel):
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=GlmImageDecoderLayer)
 
 
-class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
+class GlmImageLanguageModel(nn.Module, SupportsMRoPE, SupportsPP):
     """The vLLM model class. Implements ``SupportsAdditionalInformation`` of ``workers.runners.ar``.
 
     A request gives ``grids`` int64 [n, 2]: rows and columns of each grid, in the order in which they are written. It
@@ -79,12 +80,14 @@ class GlmImageLanguageModel(nn.Module, SupportsMRoPE):
         self.config = vllm_config.model_config.hf_config
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self.model = GlmImageLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head = ParallelLMHead(
-            self.config.vision_vocab_size,
-            self.config.hidden_size,
-            quant_config=vllm_config.quant_config,
-            prefix=maybe_prefix(prefix, "lm_head"),
-        )
+        self.lm_head: nn.Module = PPMissingLayer()  # type: ignore[no-untyped-call]
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(
+                self.config.vision_vocab_size,
+                self.config.hidden_size,
+                quant_config=vllm_config.quant_config,
+                prefix=maybe_prefix(prefix, "lm_head"),
+            )
         # Of the logits it keeps the codebook's: the marks of a picture and ids that nothing uses are never written.
         self.logits_processor = LogitsProcessor(self.config.vision_vocab_size, self.config.codebook_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors

@@ -23,7 +23,7 @@ from workers.runners.ar.capture_budget import (
     CaptureShare,
     default_capture_bytes,
 )
-from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, inputs_file
 from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.ar.component import ArComponent
 from workers.runners.ar.engine_settings import ArEngine
@@ -31,6 +31,7 @@ from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS
 from workers.runners.ar.tool_use import MOST_CALLS, ToolUse, tool_call
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
@@ -93,14 +94,29 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             await super().start()
             engine = self._running()
             await engine.load_adapters(adapters)
-            sizes, *_ = await engine.call(
+            ranks = await engine.call(
                 "omni_start", str(self._spool.directory), self._spool.min_free_bytes, self._component.adds_embeddings
             )
-            self._set_budget(sizes["row_bytes"], sizes["buffer_bytes"])
+            self._check_pipeline(ranks)
+            self._set_budget(*(sum(rank[each] for rank in ranks) for each in ("row_bytes", "buffer_bytes")))
         except BaseException:
             await self.close()
             raise
         self._stop_ids = self._component.stop_ids(engine.hf_config)
+
+    @property
+    def _joins_rows(self) -> bool:
+        """Whether one rank of the engine captures the embeddings, and another the hidden states that they belong to."""
+        return self._component.adds_embeddings and (self.engine.pipeline_parallel_size or 1) > 1
+
+    def _check_pipeline(self, ranks: Sequence[Mapping[str, int]]) -> None:
+        """Raise ConfigError for a model whose own outputs are made of rows that no rank has whole."""
+        if self._joins_rows and any(rank["names_outputs"] for rank in ranks):
+            raise ConfigError(
+                "the model makes outputs of whole rows, and in a pipeline of ranks none has both parts of them",
+                field="engine.pipeline_parallel_size",
+                stage=self.args.stage,
+            )
 
     def _check_tool_parser(self) -> None:
         """Raise ConfigError for a parser of tools that vLLM lacks, or of a stage that makes no text."""
@@ -157,7 +173,11 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             await self._clean_up(key, share)
             raise
         finally:
-            self._spool.remove(key)
+            self._forget_files(key)
+
+    def _forget_files(self, key: str) -> None:
+        self._spool.remove(key)
+        self._spool.remove(inputs_file(key))
 
     async def _check_grammar(self, prompt: _Prompt) -> None:
         """Return if the engine can hold the text to the form asked for. Raises InvalidRequest naming the field."""
@@ -195,10 +215,12 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         self._held.close()
 
     async def stats(self) -> dict[str, int]:
-        """Return the first rank's counts (``GPUARWorker.omni_stats``); for tests and benchmarks. Raises EngineDead."""
-        counts: dict[str, int]
-        counts, *_ = await self._running().call("omni_stats")
-        return counts
+        """Return counts of the rank that captures hidden states (``GPUARWorker.omni_stats``). Raises EngineDead.
+
+        For tests and benchmarks.
+        """
+        ranks: list[dict[str, int]] = await self._running().call("omni_stats")
+        return ranks[-(self.engine.tensor_parallel_size or 1)]
 
     async def _clean_up(self, key: str, share: CaptureShare | None) -> None:
         """Return once the engine has forgotten a request that failed or was cancelled."""
@@ -215,7 +237,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                 return  # what it held went with it
             await engine.abort(key)
             await engine.call("omni_drop", key)
-            self._spool.remove(key)  # a take that was under way has written it meanwhile
+            self._forget_files(key)  # a take that was under way has written them meanwhile
         except EngineDead:
             return
         finally:
@@ -309,7 +331,10 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
         _raise_first(await self._take_rows(key, rows))
         outputs, values = self._spool.read(key)
-        hidden_states = outputs.pop("hidden_states")
+        hidden_states = outputs.pop(HIDDEN_STATES)
+        if self._joins_rows:
+            inputs, _ = self._spool.take(inputs_file(key))
+            hidden_states = await asyncio.to_thread(hidden_states.add, inputs[INPUT_EMBEDS])
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
 
     def _sampling(

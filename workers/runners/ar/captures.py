@@ -21,6 +21,12 @@ CAPTURE = "omni_capture"
 CAPTURE_ROWS = "omni_capture_rows"
 """In ``SamplingParams.extra_args``: the largest number of rows that there can be."""
 
+
+def inputs_file(key: str) -> str:
+    """Return the name of the spool file with the embeddings that the first rank of a pipeline captured of a request."""
+    return f"{key}inputs"
+
+
 Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 

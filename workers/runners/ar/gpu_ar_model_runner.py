@@ -13,7 +13,7 @@ from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureP
 from workers.runners.ar.engine_settings import OWN_NAMES
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
 from workers.runners.ar.model_interface import SupportsNamedOutputs, SupportsStepOutputs
-from workers.runners.ar.row_layout import HIDDEN_STATES, RowKind, RowLayout
+from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS, RowKind, RowLayout
 from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import TensorTree
 from workers.vllm_hooks.model_runner import AddedRequest, StepRows
@@ -36,7 +36,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
 
     With ``adds_embeddings`` a row is the last hidden state plus the input embedding, and the embedding is zero at the
     prompt's audio, image and video positions (Transformers: ``Qwen2_5OmniForConditionalGeneration.generate``,
-    ``embeds_to_talker``).
+    ``embeds_to_talker``). In a pipeline of ranks the first captures the embeddings, and the last the hidden states.
     """
 
     adds_embeddings = False  # ``Component.adds_embeddings``; the worker sets it
@@ -52,8 +52,16 @@ class GPUARModelRunner(OmniGPUModelRunner):
         self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
 
     def row_bytes(self) -> int:
-        """Return the bytes of one row of all kinds."""
-        return self._layout.nbytes
+        """Return the bytes of one row of all kinds; 0 on a rank that captures none."""
+        return self._layout.nbytes if self.holds_rows() else 0
+
+    def holds_rows(self) -> bool:
+        """Return whether this rank captures."""
+        return self.holds_output() or (self.adds_embeddings and self.holds_inputs())
+
+    def names_outputs(self) -> bool:
+        """Return whether the model makes outputs of its own of a request's rows."""
+        return isinstance(self.get_model(), SupportsNamedOutputs)
 
     def buffer_bytes(self) -> int:
         """Return the bytes of the pinned buffers through which the rows reach the host; 0 on a CPU."""
@@ -72,12 +80,15 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
         """Return the first ``rows`` of a taken capture by their kinds, and the model's named outputs.
 
+        The first rank of a pipeline has ``INPUT_EMBEDS`` alone.
         Returns {} for a capture without rows. Raises the model's ModelError, and one naming an output that has a name
         of the runner's own or of a kind of rows, or that is not made of tensors.
         """
         if capture.rows is None:
             return {}
         kinds = self._layout.unpack(capture.rows[:rows], capture.prompt_tokens)
+        if not self.holds_output():
+            return dict(kinds)
         model = self.get_model()
         states = kinds[HIDDEN_STATES]
         named = model.named_outputs(states, capture.prompt_tokens) if isinstance(model, SupportsNamedOutputs) else {}
@@ -100,26 +111,34 @@ class GPUARModelRunner(OmniGPUModelRunner):
 
     def model_loaded(self) -> bool:
         model = self.get_model()
-        dtype, width = self.hidden_row()
         self._layers, self._given = self.asked_layers(), []
-        kinds = [RowKind(name, dtype, (width,)) for name in (HIDDEN_STATES, *self._layers)]
-        if self._layers:
-            if isinstance(model, SupportsStepOutputs):
-                raise ValueError(f"{type(model).__name__} names its own outputs of a step, and gives no other layers")
-            self._given = sorted({*self._layers.values()} - {0})
-            if self._given:
-                self.give_layers(self._given)
-        elif isinstance(model, SupportsStepOutputs):
-            kinds += model.step_outputs()
-        if taken := sorted(OWN_NAMES.intersection(kind.name for kind in kinds[1:])):
+        gives = isinstance(model, SupportsStepOutputs)
+        if gives and self._layers:
+            raise ValueError(f"{type(model).__name__} names its own outputs of a step, and gives no other layers")
+        if gives and not (self.holds_inputs() and self.holds_output()):
+            raise ValueError(f"{type(model).__name__} gives outputs of a step, and runs in no pipeline of ranks")
+        self._given = sorted({*self._layers.values()} - {0})
+        if self._given:
+            self.give_layers(self._given)
+        self._layout = RowLayout(self._kinds())
+        return bool(self._given) or gives
+
+    def _kinds(self) -> list[RowKind]:
+        """Return the kinds of rows that this rank captures. Raises ValueError for a name of the runner's own."""
+        model = self.get_model()
+        dtype, width = self.hidden_row()
+        if not self.holds_output():
+            return [RowKind(INPUT_EMBEDS, dtype, (width,))]
+        given = model.step_outputs() if isinstance(model, SupportsStepOutputs) else ()
+        others = [*(RowKind(name, dtype, (width,)) for name in self._layers), *given]
+        if taken := sorted(OWN_NAMES.intersection(kind.name for kind in others)):
             raise ValueError(f"{type(model).__name__} gives rows of {taken[0]}, a name of the runner's own")
-        self._layout = RowLayout(kinds)
-        return bool(self._given) or isinstance(model, SupportsStepOutputs)
+        return [RowKind(HIDDEN_STATES, dtype, (width,)), *others]
 
     def request_added(self, request: AddedRequest) -> None:
         super().request_added(request)
         key = request.options.get(CAPTURE)
-        if key is None or not self.holds_output():
+        if key is None or not self.holds_rows():
             return
         zeroed = np.zeros(request.prompt_tokens, dtype=np.bool_)
         for offset, embedded in request.media:
@@ -147,7 +166,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         parts = self._parts(rows)
         index = _index(rows, self.device)
         keeps_inputs = 0 in self._layers.values()
-        if not self.adds_embeddings and not keeps_inputs:
+        if not self.holds_inputs() or not (self.adds_embeddings or keeps_inputs):
             return _CapturedStep(parts, index, None, None)
         if embeds is None:  # a model without media embeds its tokens itself
             model: Any = self.get_model()
@@ -166,14 +185,21 @@ class GPUARModelRunner(OmniGPUModelRunner):
         return parts
 
     def after_forward(self, output: Any, step: _CapturedStep) -> None:
+        rows = self._rows(output, step)
+        self._copies.push(self._layout.pack(rows), step.parts)
+        self.counts["captured_rows"] += step.parts[-1][-1]
+        self.counts["captured_steps"] += 1
+
+    def _rows(self, output: Any, step: _CapturedStep) -> dict[str, torch.Tensor]:
+        """Return the step's rows by kind; ``output``: the model's, which only the last rank of a pipeline has."""
+        if not self.holds_output():
+            return {} if step.embeds is None else {INPUT_EMBEDS: step.embeds}
         hidden, others = self._split(output)
         states = hidden[step.index]
         rows = {name: each[step.index] for name, each in others.items()}
         rows |= {name: step.inputs for name, layer in self._layers.items() if layer == 0 and step.inputs is not None}
         rows[HIDDEN_STATES] = states if step.embeds is None else step.embeds.add_(states)
-        self._copies.push(self._layout.pack(rows), step.parts)
-        self.counts["captured_rows"] += step.parts[-1][-1]
-        self.counts["captured_steps"] += 1
+        return rows
 
     def _split(self, output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the last hidden states [n, H] of the model's output, and what else it holds, by the names of kinds."""

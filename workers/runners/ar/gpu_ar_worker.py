@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from omni_jobs.errors import ModelError, OmniJobsError
+from workers.runners.ar.captures import inputs_file
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.model_failure import model_failure
 from workers.runners.spool import SpoolFiles
@@ -32,11 +33,16 @@ class GPUARWorker(HookedWorker):
         """Use the spool in that directory, of whose filesystem ``min_free_bytes`` stay free.
 
         ``adds_embeddings``: whether a captured row includes the input embedding (``GPUARModelRunner``).
-        Return bytes: ``row_bytes`` of one captured row, ``buffer_bytes`` of the buffers through which rows are copied.
+        Return bytes: ``row_bytes`` of one row that this rank captures, ``buffer_bytes`` of the buffers through which it
+        is copied. ``names_outputs``: 1 if the model makes outputs of its own of all rows (``SupportsNamedOutputs``).
         """
         self._spool = SpoolFiles(Path(spool), min_free_bytes)
         self.model_runner.adds_embeddings = adds_embeddings
-        return {"row_bytes": self.model_runner.row_bytes(), "buffer_bytes": self.model_runner.buffer_bytes()}
+        return {
+            "row_bytes": self.model_runner.row_bytes(),
+            "buffer_bytes": self.model_runner.buffer_bytes(),
+            "names_outputs": int(self.model_runner.names_outputs()),
+        }
 
     def omni_load(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
         """Load additional information for coming requests; return the error of each, or None.
@@ -53,9 +59,10 @@ class GPUARWorker(HookedWorker):
         """Write captured rows, the model's named outputs and the M-RoPE positions to the spool, and forget the capture.
 
         ``calls``: each request's key, which names its spool file too, and the number of its rows. Return the error of
-        each request, or None. A rank that does not capture writes nothing.
+        each request, or None. A rank that does not capture writes nothing; the first rank of a pipeline writes its rows
+        to a file of their own (``inputs_file``).
         """
-        if not self.model_runner.holds_output():
+        if not self.model_runner.holds_rows():
             return [None] * len(calls)
         return [_error_of(partial(self._take, *call)) for call in calls]
 
@@ -69,6 +76,9 @@ class GPUARWorker(HookedWorker):
                 field="hidden_states",
             )
         outputs, values = self.model_runner.outputs_of(capture, rows), {}
+        if not self.model_runner.holds_output():
+            self._spool.write(inputs_file(key), outputs, {})
+            return
         if capture.positions is not None:
             outputs["mrope_positions"], values["mrope_delta"] = capture.positions, capture.delta
         self._spool.write(key, outputs, values)

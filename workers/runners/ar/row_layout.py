@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 
 HIDDEN_STATES = "hidden_states"
-"""The kind that each layout has: the last hidden states, perhaps with the input embeddings added."""
+"""The last hidden states, perhaps with the input embeddings added: a kind of each layout but the one of the next."""
+
+INPUT_EMBEDS = "input_embeds"
+"""The only kind of the first rank of a pipeline, whose last rank has the hidden states: what is to be added to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class VllmArguments(BaseModel):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     kv_cache_memory_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
+    pipeline_parallel_size: Annotated[int, Field(ge=1)] | None = None
     hf_overrides: dict[str, _Json] | None = None
     limit_mm_per_prompt: dict[Modality, Annotated[JsonValue, AfterValidator(_media_limit)]] | None = None
     video_pruning_rate: float | None = None
@@ -162,7 +163,7 @@ class VllmEngine(VllmArguments, EngineSettings):
     @property
     def devices(self) -> int:
         """The number of GPUs that the engine uses, one for each rank."""
-        return self.tensor_parallel_size or 1
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
 
     @model_validator(mode="after")
     def _check_each_host_kind(self) -> Self:

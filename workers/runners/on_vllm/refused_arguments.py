@@ -98,10 +98,6 @@ UNSUPPORTED: Mapping[str, str] = {
         "diffusion language models are not supported: captured hidden states and additional information are kept by "
         "position, and a token that is drawn again would leave the wrong ones"
     ),
-    "pipeline_parallel_size": (
-        "pipeline parallelism is not supported: what is captured needs the first rank's embeddings "
-        "and the last rank's hidden states; use tensor_parallel_size, or more stages"
-    ),
     "prefill_context_parallel_size": (
         "context parallelism is not supported: it spreads a prompt over ranks, and hidden states are captured on one"
     ),

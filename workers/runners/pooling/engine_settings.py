@@ -23,6 +23,7 @@ POOLING_REFUSED: Mapping[str, str] = {
         "lora_modules enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules "
         "fully_sharded_loras enable_tower_connector_lora enable_moe_shared_loras specialize_active_lora",
     ),
+    "pipeline_parallel_size": "a prompt is one step, in which the ranks of a pipeline would wait for each other",
     "speculative_config": "a pooling stage makes no tokens that could be guessed",
     "tool_parser": "a pooling stage makes no text",
 }
