@@ -260,6 +260,9 @@ class StepsAlone(GPUARModelRunner):
     def holds_inputs(self) -> bool:
         return True
 
+    def is_pipelined(self) -> bool:
+        return False
+
     def get_model(self) -> Any:
         return None
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from workers.runners.runner import ProgressSink
-from workers.stages.types import Progress
+from workers.stages.types import WAITING, Progress
 
 _REPORT_EVERY_S = 0.05  # each report has the text so far, so more of them would cost more than the text,
 _OFTEN_CHARS = 256 << 10  # and of a text that is longer than this so many fewer come
@@ -63,3 +63,16 @@ class GrowingText:
 
     def __str__(self) -> str:
         return "".join((*self._joined, *self._pieces))
+
+
+class Onward:
+    """A progress sink that passes on what goes further than all before, for a run that may begin again."""
+
+    def __init__(self, progress: ProgressSink) -> None:
+        self._progress = progress
+        self._done = 0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.done >= self._done or progress.unit == WAITING:
+            self._done = max(progress.done, self._done)
+            self._progress(progress)

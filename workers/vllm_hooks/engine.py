@@ -133,6 +133,12 @@ class Engine:
         return int(self._llm.model_config.max_model_len)
 
     @property
+    def prefix_blocks(self) -> tuple[int, int]:
+        """The tokens of a block of vLLM's prefix cache, and how many blocks there are; (0, 0) if it keeps none."""
+        config = self._llm.vllm_config.cache_config
+        return (int(config.block_size), int(config.num_gpu_blocks or 0)) if config.enable_prefix_caching else (0, 0)
+
+    @property
     def healthy(self) -> bool:
         """Whether the engine is open and its processes have not failed."""
         return self._open is not None and not self._open.errored

@@ -140,6 +140,10 @@ class HookedModelRunner(GPUModelRunner):
         """Return whether this rank captures hidden states. One does, because all ranks of the last layers have them."""
         return bool(get_pp_group().is_last_rank) and get_tensor_model_parallel_rank() == 0
 
+    def is_pipelined(self) -> bool:
+        """Return whether the model's layers are divided among ranks."""
+        return int(get_pp_group().world_size) > 1
+
     def holds_inputs(self) -> bool:
         """Return whether this rank captures embeddings. It is the one that ``holds_output``, but not in a pipeline."""
         return bool(get_pp_group().is_first_rank) and get_tensor_model_parallel_rank() == 0

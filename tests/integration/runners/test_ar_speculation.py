@@ -69,7 +69,12 @@ def _changed(checkpoint: Path, directory: Path, noise: float) -> Path:
 
 def language_model(checkpoint: Path, spool: Path, **engine: Any) -> ARRunner:
     model = OmniModelConfig(checkpoint, "causal_lm", None)
-    settings: Any = ArEngine.model_validate({"dtype": "float32", "enforce_eager": True, **CROWDED, **engine})
+    room = {
+        "max_model_len": 256,
+        "kv_cache_memory_bytes": (2 if "model" in engine.get("speculative_config", {}) else 1) << 20,
+    }
+    small = {"dtype": "float32", "enforce_eager": True, **CROWDED, **room}  # a draft has keys and values, too
+    settings: Any = ArEngine.model_validate({**small, **engine})
     return ARRunner(OmniEngineArgs("chat", model, "cpu", None, 16, settings, spool_dir=spool))
 
 

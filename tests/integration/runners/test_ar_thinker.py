@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,6 +20,7 @@ from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, qui
 from tests.oracles.reference import Reference, ReferenceResult
 from tests.processes import one_process_an_engine
 from workers.runners.ar.ar_runner import ARRunner
+from workers.runners.ar.kept_prefixes import KeptPrefixes
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
@@ -137,7 +139,7 @@ async def test_a_batch_of_different_lengths_mixed_with_text_alone(thinker: ARRun
     after = await thinker.stats()
     captured = [output for output in outputs if output.hidden_states is not None]
     rows = sum(len(output.prompt_token_ids) + len(output.token_ids) - 1 for output in captured)
-    assert after["captured_rows"] - before["captured_rows"] == rows
+    assert sum(after[name] - before[name] for name in ("captured_rows", "reused_rows")) == rows
     assert after["captured_requests"] - before["captured_requests"] == len(captured)
     assert (after["held_captures"], after["held_bytes"]) == (0, 0)
 
@@ -182,19 +184,67 @@ async def test_a_stage_run_executed_twice_gives_the_same(thinker: ARRunner, refe
     assert torch.allclose(first.hidden_states, second.hidden_states, rtol=0, atol=1e-5)
 
 
-async def test_prefix_cache_text_alone_reads_it_captures_do_not(thinker: ARRunner, reference: Reference) -> None:
-    case = text("The same long beginning. " * 8)
+async def test_a_captured_prompt_takes_the_rows_of_an_earlier_one_that_began_like_it(
+    thinker: ARRunner, reference: Reference
+) -> None:
+    """Text alone and captured prompts each read what prompts of their own kind have computed."""
+    case, other = [text("The same long beginning. " * 8 + end) for end in ("One.", "Two.")]
     await thinker.run(case.prompt(reference, capture=False), quiet)
     before = await thinker.stats()
-    warm = await thinker.run(case.prompt(reference, capture=False), quiet)
+    alone = await thinker.run(case.prompt(reference, capture=False), quiet)
     between = await thinker.stats()
-    captured = await thinker.run(case.prompt(reference), quiet)
+    first = await thinker.run(case.prompt(reference), quiet)
+    captured = await thinker.stats()
+    second = await thinker.run(other.prompt(reference), quiet)
+    again = await thinker.run(case.prompt(reference), quiet)
     after = await thinker.stats()
     assert between["cached_tokens"] > before["cached_tokens"]
-    assert after["cached_tokens"] == between["cached_tokens"]
-    expected = case.expected(reference)
-    assert_equal(warm, expected)
-    assert_equal(captured, expected)
+    assert captured["cached_tokens"] - between["cached_tokens"] <= 64  # of what all prompts of these tests begin with
+    assert after["cached_tokens"] - captured["cached_tokens"] >= 2 * 160
+    rows = sum(len(output.prompt_token_ids) + len(output.token_ids) - 1 for output in (second, again))
+    assert after["captured_rows"] - captured["captured_rows"] <= rows - 2 * 160
+    for output, expected in ((alone, case), (first, case), (second, other), (again, case)):
+        assert_equal(output, expected.expected(reference))
+    assert after["held_captures"] == 0
+
+
+async def test_a_picture_s_rows_are_those_of_that_picture(thinker: ARRunner, reference: Reference) -> None:
+    (image,) = CASES["image"].multi_modal_data["image"]
+    turned = image.rotate(180)
+    other = Case(CASES["image"].messages, [turned], {"image": [turned]})
+    for case in (CASES["image"], other, CASES["image"], other):
+        before = await thinker.stats()
+        output = await thinker.run(case.prompt(reference), quiet)
+        assert_equal(output, case.expected(reference))
+    after = await thinker.stats()
+    assert after["cached_tokens"] - before["cached_tokens"] >= 32
+
+
+async def test_a_batch_of_the_same_prompt_is_as_if_each_were_alone(crowded: ARRunner, reference: Reference) -> None:
+    case = text("word " * 40)
+    await crowded.run(case.prompt(reference), quiet)
+    cases = [text("word " * 40 + end) for end in ("a", "b", "b", "c " * 30)] + [case, case]
+    outputs = await asyncio.gather(*(crowded.run(each.prompt(reference, max_tokens=60), quiet) for each in cases))
+    for output, each in zip(outputs, cases, strict=True):
+        assert_equal(output, each.expected(reference, thinker_max_tokens=60))
+        assert_layers(output, each, reference)
+
+
+async def test_a_prefix_without_its_rows_is_computed_anew(
+    thinker: ARRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that is known leads there: here the runner is made to forget what the engine has."""
+    case = text("A third long beginning. " * 8)
+    await thinker.run(case.prompt(reference), quiet)
+    assert thinker._prefixes is not None
+    forgetful = KeptPrefixes(32, 100, 100)
+    forgetful._salt = thinker._prefixes._salt
+    monkeypatch.setattr(thinker, "_prefixes", forgetful)
+    seen: list[Progress] = []
+    output = await thinker.run(case.prompt(reference), seen.append)
+    assert_equal(output, case.expected(reference))
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert "a prefix whose rows are not kept" in caplog.text
 
 
 async def test_rows_that_were_never_computed_fail_loudly(
@@ -204,11 +254,12 @@ async def test_rows_that_were_never_computed_fail_loudly(
     await thinker.run(case.prompt(reference, capture=False), quiet)
     sampling_of = thinker._sampling
 
-    def reads_the_cache(*args: object) -> object:
-        sampling = sampling_of(*args)  # type: ignore[arg-type]
+    def reads_the_cache(*args: Any, **named: Any) -> object:
+        sampling = sampling_of(*args, **named)
         sampling.skip_reading_prefix_cache = False
         return sampling
 
+    monkeypatch.setattr(thinker, "_prefixes", None)
     monkeypatch.setattr(thinker, "_sampling", reads_the_cache)
     with pytest.raises(ModelError, match="never computed, the first at 0") as caught:
         await thinker.run(case.prompt(reference), quiet)
@@ -304,7 +355,7 @@ async def test_early_stop_at_a_token_or_a_string(
     before = await run.stats()
     output = await run.run(LENGTHS[0].prompt(reference), quiet)
     after = await run.stats()
-    computed = after["captured_rows"] - before["captured_rows"]
+    computed = sum(after[name] - before[name] for name in ("captured_rows", "reused_rows"))
     taken = len(output.prompt_token_ids) + len(output.token_ids) - 1
     assert computed == taken + (scheduling == "async")
     assert after["held_captures"] == 0
@@ -330,8 +381,9 @@ async def test_prefill_in_chunks(crowded: ARRunner, reference: Reference, name: 
     expected = CASES[name].expected(reference)
     assert_equal(output, expected)
     assert_layers(output, CASES[name], reference)
-    steps = (await crowded.stats())["captured_steps"] - before["captured_steps"]
-    assert steps >= len(expected.prompt_ids) // 64 + len(expected.thinker_tokens)
+    after = await crowded.stats()
+    computed = len(expected.prompt_ids) - (after["reused_rows"] - before["reused_rows"])
+    assert after["captured_steps"] - before["captured_steps"] >= computed // 64 + len(expected.thinker_tokens)
 
 
 async def test_preemption_and_recomputation(crowded: ARRunner, reference: Reference) -> None:

@@ -66,6 +66,9 @@ class Runner(GPUARModelRunner):
     def holds_inputs(self) -> bool:
         return True
 
+    def is_pipelined(self) -> bool:
+        return False
+
     def get_model(self) -> Any:
         return self._model
 

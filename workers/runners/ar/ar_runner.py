@@ -9,6 +9,7 @@ When a request fails or is cancelled, the runner makes the engine forget all dat
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
@@ -26,8 +27,10 @@ from workers.runners.ar.capture_budget import (
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, inputs_file
 from workers.runners.ar.coalesced_calls import CoalescedCalls
 from workers.runners.ar.component import ArComponent
+from workers.runners.ar.draft_model import check_draft
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
+from workers.runners.ar.kept_prefixes import KeptPrefixes, Reading, prompt_of
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
@@ -35,7 +38,7 @@ from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS
 from workers.runners.ar.tool_use import MOST_CALLS, ToolUse, tool_call
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
-from workers.runners.growing_text import GrowingText
+from workers.runners.growing_text import GrowingText, Onward
 from workers.runners.on_vllm.vllm_runner import VllmRunner, given_arguments
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -55,10 +58,18 @@ WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 GRAMMARS = "xgrammar"
 """The library that holds texts to a form; the check of grammars asks the same."""
 
+_KEPT_PART = 8  # beside the bytes for hidden states an eighth as many, for prompts that begin like an earlier one
+
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _AS_IN_VLLM = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)  # parameters that mean there what they mean here
 
 _Prompt = OmniTextPrompt | OmniTokensPrompt
+
+logger = logging.getLogger(__name__)
+
+
+class _RowsMissing(Exception):
+    """A request read tokens of vLLM's cache whose rows are not kept."""
 
 
 class ARRunner(VllmRunner[_Prompt, ArEngine]):
@@ -68,6 +79,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
     _spool: Spool
     _budget: CaptureBudget
     _row_bytes: int
+    _prefixes: KeptPrefixes | None
     _stop_ids: list[int]
 
     def __init__(self, args: OmniEngineArgs) -> None:
@@ -90,6 +102,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         try:
             adapters = self.engine.lora_modules
             check_lora_modules(adapters, self._engine_args.get("max_lora_rank"), self.args.stage)
+            check_draft(self._engine_args.get("speculative_config") or {}, self.args.stage)
             await asyncio.to_thread(self._check_tool_parser)
             await super().start()
             engine = self._running()
@@ -145,12 +158,28 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             )
         self._row_bytes = row_bytes
         self._budget = CaptureBudget(limit - buffer_bytes, remedy)
+        block, blocks = self._running().prefix_blocks
+        kept = limit // _KEPT_PART // (block * row_bytes) if block else 0
+        self._prefixes = KeptPrefixes(block, kept, known=2 * blocks) if kept else None
 
     async def produce(self, prompt: _Prompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
+        onward = Onward(progress)
+        try:
+            return await self._produce(prompt, onward, reads=True)
+        except _RowsMissing:
+            # Nothing that is known leads here: it is better to compute the prompt twice than to fail the job.
+            logger.warning("the engine reused a prefix whose rows are not kept: computing it anew")
+            if self._prefixes is not None:
+                self._prefixes.start_anew()
+            return await self._produce(prompt, onward, reads=False)
+
+    async def _produce(self, prompt: _Prompt, progress: ProgressSink, *, reads: bool) -> OmniModelRunnerOutput:
         engine = self._running()
         key = uuid.uuid4().hex
         share: CaptureShare | None = None
+        reading: Reading | None = None
+        token_ids: list[int] = []
         options: dict[str, Any] = {}
         vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
         try:
@@ -165,15 +194,25 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                 share = await self._reserve(rows, prompt.parameters.max_tokens, progress)
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)
-            output = await self._generate(prompt, vllm_prompt, key, options, progress)
+            if reads and share is not None and INFORMATION not in options:
+                reading = self._begin_reading(vllm_prompt, prompt)
+            output = await self._generate(prompt, vllm_prompt, key, options, progress, token_ids, reading)
             if share is not None:
-                output = await self._take(output, key, share)
+                taken, reading = reading, None
+                output = await self._take(output, key, share, taken)
             return self._component.finish(prompt, output)
         except BaseException:
+            if reading is not None and self._prefixes is not None:
+                self._prefixes.fail(reading, token_ids)
             await self._clean_up(key, share)
             raise
         finally:
             self._forget_files(key)
+
+    def _begin_reading(self, vllm_prompt: Mapping[str, Any], prompt: _Prompt) -> Reading | None:
+        """Return what a captured prompt may read of vLLM's cache; None for nothing."""
+        whole = None if self._prefixes is None else prompt_of(vllm_prompt, prompt.parameters.lora)
+        return None if self._prefixes is None or whole is None else self._prefixes.begin(whole)
 
     def _forget_files(self, key: str) -> None:
         self._spool.remove(key)
@@ -268,13 +307,17 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         key: str,
         options: Mapping[str, Any],
         progress: ProgressSink,
+        token_ids: list[int],
+        reading: Reading | None,
     ) -> OmniModelRunnerOutput:
+        """Run one request; ``token_ids`` gets those of its answer as they come."""
         parser = await self._tool_parser_of(prompt)
-        sampling = self._sampling(prompt, options, parser)
-        if INFORMATION in options:
-            # A request with the same token ids must not read the KV cache of this one, whose inputs are others.
-            vllm_prompt = {**vllm_prompt, "cache_salt": key}
-        token_ids: list[int] = []
+        salt = None if reading is None else reading.salt
+        sampling = self._sampling(prompt, options, parser, reads_cache=not options or salt is not None)
+        if INFORMATION in options or reading is not None:
+            # A request with the same token ids must not read the KV cache of this one: the inputs of a request with
+            # information are others, and the rows of one that is captured may not be kept.
+            vllm_prompt = {**vllm_prompt, "cache_salt": salt or key}
         total = prompt.parameters.max_tokens
         text = GrowingText(progress, total, is_shown=prompt.tools is None) if self._component.text else None
         logprobs = await self._logprobs_of(prompt)
@@ -323,13 +366,25 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             return None
         return TokenLogprobs(await self._running().vocabulary(), parameters.top_logprobs)
 
-    async def _take(self, output: OmniModelRunnerOutput, key: str, share: CaptureShare) -> OmniModelRunnerOutput:
+    async def _take(
+        self, output: OmniModelRunnerOutput, key: str, share: CaptureShare, reading: Reading | None
+    ) -> OmniModelRunnerOutput:
         """Add the captured rows, [P + N - 1, H], and the model's named outputs, mapped from the spool, to ``output``.
 
         They keep ``share`` until the output is freed. Raises ModelError when a row is missing, and StorageFull.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
-        _raise_first(await self._take_rows(key, rows))
+        change = None
+        if self._prefixes is not None and reading is not None:
+            change = self._prefixes.end(reading, output.token_ids)
+        try:
+            _raise_first(await self._take_rows(key, rows, change))
+        except BaseException as error:
+            if self._prefixes is not None and reading is not None and change is not None:
+                self._prefixes.undo(change)
+                if isinstance(error, ModelError) and error.field == HIDDEN_STATES and reading.salt is not None:
+                    raise _RowsMissing from error
+            raise
         outputs, values = self._spool.read(key)
         hidden_states = outputs.pop(HIDDEN_STATES)
         if self._joins_rows:
@@ -338,7 +393,12 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
 
     def _sampling(
-        self, prompt: _Prompt, options: Mapping[str, Any], parser: ToolTextParser | None = None
+        self,
+        prompt: _Prompt,
+        options: Mapping[str, Any],
+        parser: ToolTextParser | None = None,
+        *,
+        reads_cache: bool = True,
     ) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -356,9 +416,9 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             skip_special_tokens=parser is None or parser.skips_special_tokens,
             detokenize=text,
             output_kind=RequestOutputKind.DELTA,
-            # Cached tokens are not computed, so they have no hidden states; and a prompt of placeholders
-            # may stand for other additional information than the cached one.
-            skip_reading_prefix_cache=bool(options),
+            # Cached tokens are not computed, so they have no hidden states but those that are kept; and a prompt of
+            # placeholders may stand for other additional information than the cached one.
+            skip_reading_prefix_cache=not reads_cache,
             extra_args=dict(options) or None,
         )
 

@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from workers.runners.ar.kept_prefixes import RowsChange
+
 CAPTURE = "omni_capture"
 """In ``SamplingParams.extra_args``: the key under which the rows are taken."""
 
@@ -58,12 +60,35 @@ class Capture:
 
         Rows from ``max_rows`` on are dropped: the request has ended before them.
         """
-        if self.rows is None:  # the system gives it memory page by page, as rows are written
-            self.rows = torch.empty(self.max_rows, step.shape[1], dtype=torch.uint8)
-            self._bytes = self.rows.numpy()
+        if self.rows is None:
+            self._allocate(step.shape[1])
         count = max(0, min(end - begin, self.max_rows - position))
         self._bytes[position : position + count] = step[begin : begin + count]
         self._present[position : position + count] = True
+
+    def _allocate(self, row_bytes: int) -> None:
+        """Make room for all rows. The system gives it memory page by page, as rows are written."""
+        self.rows = torch.empty(self.max_rows, row_bytes, dtype=torch.uint8)
+        self._bytes = self.rows.numpy()
+
+    def fill(self, position: int, rows: Bytes) -> int:
+        """Copy what was not written of ``rows`` [n, bytes of a row], of which the first is that of ``position``.
+
+        Return the number of rows that were copied.
+        """
+        if self.rows is None:
+            self._allocate(rows.shape[1])
+        missing = np.flatnonzero(~self._present[position : position + len(rows)])
+        self._bytes[position + missing] = rows[missing]
+        self._present[position + missing] = True
+        return len(missing)
+
+    def block(self, position: int, count: int) -> Bytes | None:
+        """Return a copy of ``count`` rows from ``position`` on; None where one was never written."""
+        present = self._present[position : position + count]
+        if len(present) < count or not present.all():
+            return None
+        return self._bytes[position : position + count].copy()
 
     def missing(self, count: int) -> list[int]:
         """Return the positions below ``count`` whose row was never written."""
@@ -128,6 +153,34 @@ class CaptureStore:
     def held_bytes(self) -> int:
         """The bytes that the captures take that have not been taken."""
         return sum(capture.nbytes for capture in self._by_key.values())
+
+
+class KeptRows:
+    """The rows of blocks of earlier captures, which a request does not compute that begins like them."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Bytes] = {}
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._blocks)
+
+    def change(self, capture: Capture, change: RowsChange) -> int:
+        """Fill what is missing of a capture with the rows of earlier ones, keep some of its rows, and forget others.
+
+        A block that is not whole in the capture is not kept. Return the number of rows that were filled.
+        """
+        filled = 0
+        for number, key in enumerate(change.fill):
+            begin = number * change.block
+            if (block := self._blocks.get(key)) is not None:
+                filled += capture.fill(begin, block)
+        for number, key in change.keep:
+            if (block := capture.block(number * change.block, change.block)) is not None:
+                self._blocks[key] = block
+        for key in change.forget:
+            self._blocks.pop(key, None)
+        return filled
 
 
 CapturePart = tuple[Capture, int, int, int]

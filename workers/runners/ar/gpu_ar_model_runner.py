@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CapturePart, CaptureStore, CopyRing
+from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CapturePart, CaptureStore, CopyRing, KeptRows
 from workers.runners.ar.engine_settings import OWN_NAMES
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
+from workers.runners.ar.kept_prefixes import RowsChange
 from workers.runners.ar.model_interface import SupportsNamedOutputs, SupportsStepOutputs
 from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS, RowKind, RowLayout
 from workers.stages.tensors import is_tensor_tree
@@ -48,8 +49,9 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def set_up(self) -> None:
         super().set_up()
         self.captures = CaptureStore(max_closed=_CLOSED_PER_SLOT * self.max_num_reqs)
+        self._kept_rows = KeptRows()
         self._copies = CopyRing(self.max_num_tokens, buffers=0 if self.device.type == "cpu" else 2)
-        self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0}
+        self.counts |= {"captured_requests": 0, "captured_rows": 0, "captured_steps": 0, "reused_rows": 0}
 
     def row_bytes(self) -> int:
         """Return the bytes of one row of all kinds; 0 on a rank that captures none."""
@@ -76,6 +78,10 @@ class GPUARModelRunner(OmniGPUModelRunner):
         """Forget the capture of that key, and its rows that are on their way to the host."""
         self._copies.flush()
         self.captures.take(key)
+
+    def reuse_rows(self, capture: Capture, change: RowsChange) -> None:
+        """Give a taken capture the rows of earlier ones that it lacks, and keep those that later ones may need."""
+        self.counts["reused_rows"] += self._kept_rows.change(capture, change)
 
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
         """Return the first ``rows`` of a taken capture by their kinds, and the model's named outputs.
@@ -105,6 +111,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
             "host_copies": self._copies.copies,
             "held_captures": self.captures.held,
             "held_bytes": self.captures.held_bytes,
+            "kept_blocks": len(self._kept_rows),
         }
 
     # Hooks, which vllm_hooks.model_runner calls.
@@ -115,7 +122,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         gives = isinstance(model, SupportsStepOutputs)
         if gives and self._layers:
             raise ValueError(f"{type(model).__name__} names its own outputs of a step, and gives no other layers")
-        if gives and not (self.holds_inputs() and self.holds_output()):
+        if gives and self.is_pipelined():
             raise ValueError(f"{type(model).__name__} gives outputs of a step, and runs in no pipeline of ranks")
         self._given = sorted({*self._layers.values()} - {0})
         if self._given:

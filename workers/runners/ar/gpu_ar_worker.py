@@ -15,6 +15,7 @@ import torch
 from omni_jobs.errors import ModelError, OmniJobsError
 from workers.runners.ar.captures import inputs_file
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
+from workers.runners.ar.kept_prefixes import RowsChange
 from workers.runners.model_failure import model_failure
 from workers.runners.spool import SpoolFiles
 from workers.vllm_hooks.worker import HookedWorker
@@ -55,10 +56,11 @@ class GPUARWorker(HookedWorker):
         tensors, values = self._spool.read(key)
         self.model_runner.load_information(key, {**values, **tensors}, prompt_tokens)
 
-    def omni_take(self, calls: Sequence[tuple[str, int]]) -> list[ErrorJSON]:
+    def omni_take(self, calls: Sequence[tuple[str, int, Sequence[Any] | None]]) -> list[ErrorJSON]:
         """Write captured rows, the model's named outputs and the M-RoPE positions to the spool, and forget the capture.
 
-        ``calls``: each request's key, which names its spool file too, and the number of its rows. Return the error of
+        ``calls``: each request's key, which names its spool file too, the number of its rows, and the fields of the
+        ``RowsChange`` by which they are filled from earlier requests and kept for later ones. Return the error of
         each request, or None. A rank that does not capture writes nothing; the first rank of a pipeline writes its rows
         to a file of their own (``inputs_file``).
         """
@@ -66,10 +68,12 @@ class GPUARWorker(HookedWorker):
             return [None] * len(calls)
         return [_error_of(partial(self._take, *call)) for call in calls]
 
-    def _take(self, key: str, rows: int) -> None:
+    def _take(self, key: str, rows: int, change: Sequence[Any] | None) -> None:
         capture = self.model_runner.take(key)
         if capture is None:
             raise ModelError("the engine holds no hidden states of this request", field="hidden_states")
+        if change is not None:
+            self.model_runner.reuse_rows(capture, RowsChange(*change))
         if missing := capture.missing(rows):
             raise ModelError(
                 f"{len(missing)} of {rows} hidden states were never computed, the first at {missing[0]}",
