@@ -19,6 +19,7 @@ from omni_jobs.errors import ConfigError
 from tests.integration.runners.test_ar_talker import Talker
 from tests.oracles.ar import CASES, LENGTHS, quiet, text
 from tests.oracles.ar import runner as omni_runner
+from tests.oracles.mtp import build_mtp_checkpoint
 from tests.oracles.reference import Reference
 from tests.oracles.tinted import TintedReference
 from tests.processes import one_process_an_engine
@@ -32,7 +33,8 @@ from workers.stages.types import OmniModelRunnerOutput
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-LAYERS = {"embedded": 0, "second": 1}
+EMBEDDED = {"embedded": 0}
+LAYERS = {**EMBEDDED, "second": 1}
 CROWDED: Mapping[str, Any] = {
     "block_size": 32,
     "kv_cache_memory_bytes": 1 << 20,
@@ -130,6 +132,38 @@ async def test_a_language_model_s_text_rows_and_layers(
     assert counts["captured_rows"] > len(WORDS[-1]) + TOKENS - 1, "no guess was wrong"
     assert after["resumed"] > 0
     assert (after["held_captures"], after["held_bytes"]) == (0, 0)
+
+
+async def test_the_guessing_layers_of_a_checkpoint(tmp_path: Path) -> None:
+    """The model has experts, too."""
+    checkpoint = build_mtp_checkpoint(tmp_path / "model")
+    guess = {"method": "mtp", "num_speculative_tokens": 2}
+    counts, made = [], []
+    for engine in ({}, {"speculative_config": guess}):
+        found = language_model(
+            checkpoint, tmp_path / "spool", hidden_layers=EMBEDDED, **engine, kv_cache_memory_bytes=3 << 20
+        )
+        with one_process_an_engine():
+            await found.start()
+        try:
+            made.append([await found.run(prompt(WORDS[-1]), quiet)])
+            counts.append(await found.stats())
+            made[-1] += await asyncio.gather(*(found.run(prompt(words), quiet) for words in WORDS))
+        finally:
+            await found.close()
+    for output, same in zip(*made, strict=True):
+        assert list(output.token_ids) == list(same.token_ids)
+        for name in ("hidden_states", *EMBEDDED):
+            rows, due = (
+                each.hidden_states if name == "hidden_states" else each.multimodal_outputs[name]
+                for each in (output, same)
+            )
+            assert isinstance(rows, torch.Tensor)
+            assert isinstance(due, torch.Tensor)
+            assert torch.allclose(rows, due, rtol=0, atol=1e-4), name
+    plain, guessed = counts
+    assert guessed["captured_steps"] < plain["captured_steps"], "no guess was right"
+    assert guessed["captured_rows"] > plain["captured_rows"], "no guess was wrong"
 
 
 async def test_the_thinker_s_text_and_rows(tiny_checkpoint: Path, tmp_path: Path) -> None:
