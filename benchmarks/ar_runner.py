@@ -4,6 +4,9 @@
 
 - Capture on and off in one engine, at 1, 8, 32 and 128 requests: end to end, so with the rows'
   way out of the engine.
+- Three kinds of rows captured, two layers beside the last, in an engine of its own.
+- A captured prompt that begins with a system prompt of 1,000 tokens, known or new, up to its first
+  token.
 - Nothing captured: our worker against vLLM's own, each in an engine of its own.
 - One step's capture alone, without an engine: one addition and one copy for the whole batch,
   against an addition and a copy per request, with rows as long as the 3B model's.
@@ -18,6 +21,7 @@ more than those of the clock.
 
 import argparse
 import asyncio
+import itertools
 import os
 import tempfile
 import time
@@ -40,7 +44,7 @@ from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTextPrompt
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 from workers.vllm_hooks.model_runner import AddedRequest
@@ -92,10 +96,13 @@ async def _with_engines(
 ) -> list[Figure]:
     args = _engine_args(checkpoint, max_num_seqs=max(counts))
     ours = ARRunner(args)
+    layers = ARRunner(replace(args, engine=args.engine.model_copy(update={"hidden_layers": _LAYERS})))
     stock = None if quick else StockWorker(args)
     transformers = Transformers(checkpoint)
     try:
         await ours.start()
+        if not quick:
+            await layers.start()
         if stock is not None:
             await stock.start()
         found: list[Figure] = []
@@ -107,16 +114,46 @@ async def _with_engines(
             }
             if stock is not None:
                 sides["vLLM's worker"] = _run(stock, plain)
+                sides["three kinds"] = _run(layers, captured)
             if count <= 32:
                 words = [prompt.prompt for prompt in plain]
                 sides["Transformers, one by one"] = _in_thread(partial(transformers.one_by_one, words, tokens))
                 sides["Transformers, one batch"] = _in_thread(partial(transformers.batch, words, tokens))
             found += _compared(await _alternate(f"{count} requests", sides, runs), count, tokens)
-        return found
     finally:
         await ours.close()
+        await layers.close()
         if stock is not None:
             await stock.close()
+    return [*found, *await _beginnings(args, runs, tokens=100 if quick else 1000)]
+
+
+async def _beginnings(args: OmniEngineArgs, runs: int, tokens: int) -> list[Figure]:
+    """What a captured prompt takes up to its first token, if an earlier one had its beginning and if none had."""
+    engine = args.engine.model_copy(update={"enable_prefix_caching": True, "max_model_len": 2 * tokens})
+    runner = ARRunner(replace(args, engine=engine))
+    parameters = ArParameters(temperature=0, max_tokens=1, ignore_eos=True)
+    turn = itertools.count()
+    known = [65 + n % 20 for n in range(tokens)]
+
+    async def run(beginning: list[int]) -> None:
+        ending = [90 + int(figure) for figure in f"{next(turn):06}"]
+        prompt = OmniTokensPrompt(beginning + ending, {}, parameters, seed=1, capture=True)
+        (await runner.run(prompt, lambda progress: None)).free()
+
+    async def a_new_one() -> None:
+        number = next(turn)
+        await run([65 + (n * number + number) % 23 for n in range(tokens)])
+
+    try:
+        await runner.start()
+        sides: dict[str, Callable[[], Awaitable[None]]] = {"known": partial(run, known), "new": a_new_one}
+        rounds = await _alternate(f"a beginning of {tokens} tokens", sides, 4 * runs)
+    finally:
+        await runner.close()
+    of = f"a captured prompt with a beginning of {tokens} tokens"
+    found = [figure(f"{of}, {name}", "ms", [1e3 * one for one in times]) for name, times in rounds.clock.items()]
+    return [*found, figure(f"{of}, time: known / new", "×", _ratios(rounds.clock["known"], rounds.clock["new"]))]
 
 
 def _compared(rounds: Rounds, count: int, tokens: int) -> list[Figure]:
@@ -126,12 +163,13 @@ def _compared(rounds: Rounds, count: int, tokens: int) -> list[Figure]:
     ]
     for ours, theirs in (
         ("capture on", "capture off"),
+        ("three kinds", "capture off"),
         ("capture off", "vLLM's worker"),
         ("capture on", "Transformers, one by one"),
         ("capture on", "Transformers, one batch"),
     ):
         for name, times in (("time", rounds.clock), ("CPU time", rounds.cpu)):
-            if theirs in times:
+            if ours in times and theirs in times:
                 found.append(figure(f"{of}, {name}: {ours} / {theirs}", "×", _ratios(times[ours], times[theirs])))
     return found
 
@@ -148,6 +186,7 @@ def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
     return replace(args, engine=args.engine.model_copy(update=changed))
 
 
+_LAYERS = {"embedded": 0, "second": 1}
 _NO_MEDIA = {"audio": 0, "image": 0, "video": 0}
 
 
