@@ -65,7 +65,7 @@ def _value(variable: Variable, values: Mapping[str, str]) -> str:
 
 
 def interpolated_tree(node: Any, values: Mapping[str, str]) -> Any:
-    """Replace the variables in each text of a parsed file as Compose does, which reads the YAML first: none gives a null."""
+    """Replace the variables in each text of a parsed file, as Compose does: so an empty one gives a text, no null."""
     if isinstance(node, dict):
         return {key: interpolated_tree(part, values) for key, part in node.items()}
     if isinstance(node, list):
