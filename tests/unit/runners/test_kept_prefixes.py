@@ -133,6 +133,17 @@ def test_what_the_engine_did_not_keep_is_not_read() -> None:
     assert prefixes.begin(CapturedPrompt((1, 2, 5))).kept == 0
 
 
+def test_rows_that_the_engine_kept_in_vain_are_forgotten_with_the_next_request() -> None:
+    prefixes = KeptPrefixes(BLOCK, kept=10, known=10)
+    undone = prefixes.end(prefixes.begin(CapturedPrompt((1, 2, 3, 4))), (5,))
+    prefixes.undo(undone)
+    change = prefixes.end(prefixes.begin(CapturedPrompt((1, 2, 6))), (7,))
+    (first, _), (second, _) = ((key, block) for block, key in undone.keep)
+    assert [key for _, key in change.keep] == [first]
+    assert list(change.forget) == [second]
+    assert list(prefixes.end(prefixes.begin(CapturedPrompt((8,))), (9,)).forget) == []
+
+
 def test_media_and_adapters_are_other_blocks() -> None:
     prefixes = KeptPrefixes(BLOCK, kept=10, known=10)
     media = ((2, 3, "a picture"),)

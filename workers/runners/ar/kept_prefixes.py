@@ -64,6 +64,7 @@ class KeptPrefixes:
         self._lost: OrderedDict[str, None] = OrderedDict()  # in vLLM's cache perhaps, and their rows are not kept
         self._used: Counter[str] = Counter()  # by requests under way, which will fill their rows with these
         self._under_way: dict[Reading, None] = {}
+        self._doubtful: list[str] = []  # the engine may keep their rows, and nobody will read them
 
     @property
     def kept(self) -> int:
@@ -109,13 +110,16 @@ class KeptPrefixes:
             self._kept.move_to_end(key)
         self._lose(key for key in keys[rows:] if key not in self._kept)
         forget = self._forget(len(self._kept) - self._most_kept)
+        forget += [key for key in self._doubtful if key not in self._kept]
+        self._doubtful.clear()
         return RowsChange(self._block, reading.keys[: reading.kept], keep, forget)
 
     def undo(self, change: RowsChange) -> None:
-        """Note that the engine has kept nothing of that change."""
+        """Note that the engine may have done nothing of that change, or all of it: the next one forgets the rest."""
         for _, key in change.keep:
             self._kept.pop(key, None)
         self._lose(key for _, key in change.keep)
+        self._doubtful += [*(key for _, key in change.keep), *change.forget]
 
     def fail(self, reading: Reading, answer: Sequence[int] = ()) -> None:
         """Note that a request has ended without its rows."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 HIDDEN_STATES = "hidden_states"
-"""The last hidden states, perhaps with the input embeddings added: a kind of each layout but the one of the next."""
+"""The last hidden states, perhaps with the input embeddings added: in each layout but that of ``INPUT_EMBEDS``."""
 
 INPUT_EMBEDS = "input_embeds"
 """The only kind of the first rank of a pipeline, whose last rank has the hidden states: what is to be added to them."""
