@@ -41,6 +41,10 @@ def postgres_url() -> Iterator[str]:
         cluster = create_cluster(directory)
         with running_cluster(cluster):
             yield cluster.url
+            with psycopg.connect(cluster.url) as connection:
+                left = connection.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
+                if tables := left.fetchall():
+                    raise AssertionError(f"a test has written into the maintenance database, not its own: {tables}")
     finally:
         shutil.rmtree(directory)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omni_jobs.database.database import Database
 from omni_jobs.states import JobState, StageRunState
 from omni_jobs.storage import job_prefix
 from tests.integration.echo_stack import EchoStack
+from tests.services.postgres import EmptyDatabases, as_running_role
 
 EARLY_S = 0.01
 """How much too early a timer may fire: uvloop counts whole milliseconds."""
@@ -25,19 +27,24 @@ SCRIPTS = "Grüße, 你好, مرحبا, नमस्ते, 🎉👩‍👩‍�
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def stack(
-    request: pytest.FixtureRequest, valkey_server: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EchoStack]:
-    """One worker per stage, for all tests of this module."""
-    directory = tmp_path_factory.mktemp("echo")
+def jobs_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a fresh, migrated database."""
     if request.param == "sqlite":
-        url = f"sqlite:///{directory / 'jobs.sqlite'}"
-    else:
-        url = request.getfixturevalue("postgres_url")
-    database = Database(url)
-    database.migrate()
-    database.close()
-    stack = EchoStack(directory, url, valkey_server)
+        url = f"sqlite:///{tmp_path_factory.mktemp('jobs') / 'jobs.sqlite'}"
+        with closing(Database(url)) as database:
+            database.migrate()
+        yield url
+        return
+    databases: EmptyDatabases = request.getfixturevalue("empty_databases")
+    url = databases.take()
+    yield as_running_role(url)
+    databases.give_back(url)
+
+
+@pytest.fixture(scope="module")
+def stack(jobs_url: str, valkey_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoStack]:
+    """One worker per stage, for all tests of this module."""
+    stack = EchoStack(tmp_path_factory.mktemp("echo"), jobs_url, valkey_server)
     try:
         stack.start("first", "second")
         yield stack
