@@ -8,7 +8,6 @@ Both sides take turns. Without --model SmolLM2-135M-Instruct is fetched once; --
 model with random weights.
 """
 
-import argparse
 import json
 import os
 import tempfile
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console
 from rich.progress import track
 
+from benchmarks.chat import NEW_TOKENS, WORDS, chat_arguments, chat_checkpoint
 from benchmarks.figures import Figure, figure, report
 from benchmarks.http_load import post_all
-from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.prompts.renderers import load_renderer
@@ -35,19 +33,14 @@ from workers.runners.ar.component import ArComponent
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 
-NEW_TOKENS = 64
-WORDS = "The lighthouse keeper writes down what the sea brings every night, and reads it aloud in the morning. "
-
 
 def main() -> None:
-    arguments = _arguments()
-    if arguments.quick:
-        arguments.jobs, arguments.runs = 8, 1
+    arguments = chat_arguments(__doc__, "jobs", 256)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for both sides
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
-        model = arguments.model or _model(Path(directory), quick=arguments.quick)
+        model = chat_checkpoint(arguments, Path(directory))
         bodies = [_body(number) for number in range(arguments.jobs)]
         settings = Settings(data_dir=Path(directory) / "data", models={"chat": model})
         bare = BareEngine(settings, bodies)
@@ -59,25 +52,6 @@ def main() -> None:
                     times["ours"].append(ours)
                     times["bare"].append(theirs)
     report(_figures(times, arguments.jobs), arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--model", type=Path, help="a causal LM's checkpoint directory")
-    parser.add_argument("--jobs", type=int, default=256, help="at once (default 256)")
-    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, few jobs, one run: whether it works")
-    return parser.parse_args()
-
-
-def _model(directory: Path, *, quick: bool) -> Path:
-    if not quick:
-        return smollm2_checkpoint(Console())
-    from tests.oracles.causal_lm import build_causal_lm
-
-    (directory / "checkpoint").mkdir()
-    return build_causal_lm(directory / "checkpoint")
 
 
 def _figures(times: dict[str, list[float]], jobs: int) -> list[Figure]:

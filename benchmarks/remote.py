@@ -10,7 +10,6 @@ sides take turns. The processor time is this process's, and not the server's or 
 SmolLM2-135M-Instruct is fetched once; --quick uses a tiny model with random weights.
 """
 
-import argparse
 import asyncio
 import os
 import tempfile
@@ -27,10 +26,9 @@ from pydantic import SecretStr
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engine import NEW_TOKENS, WORDS
+from benchmarks.chat import NEW_TOKENS, WORDS, chat_arguments, chat_checkpoint
 from benchmarks.figures import Figure, figure, report
 from benchmarks.main_job import Work, through_stack
-from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.client import Client
 from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
@@ -55,13 +53,11 @@ _LIMITS = Limits(max_connections=1000, max_keepalive_connections=100, keepalive_
 
 
 def main() -> None:
-    arguments = _arguments()
-    if arguments.quick:
-        arguments.jobs, arguments.runs = 8, 1
+    arguments = chat_arguments(__doc__, "jobs", 64)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     texts = [f"Day {number}. {WORDS}Tell it." for number in range(arguments.jobs)]
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as directory:
-        model = arguments.model or _model(Path(directory), quick=arguments.quick)
+        model = chat_checkpoint(arguments, Path(directory))
         server = VllmServer(model, Path(directory) / "log", seats=arguments.jobs)
         try:
             with Console().status("starting vLLM's server"):
@@ -72,25 +68,6 @@ def main() -> None:
         finally:
             server.kill()
     report(_figures(times, arguments.jobs), arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--model", type=Path, help="a causal LM's checkpoint directory")
-    parser.add_argument("--jobs", type=int, default=64, help="at once (default 64)")
-    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, few jobs, one run: whether it works")
-    return parser.parse_args()
-
-
-def _model(directory: Path, *, quick: bool) -> Path:
-    if not quick:
-        return smollm2_checkpoint(Console())
-    from tests.oracles.causal_lm import build_causal_lm
-
-    (directory / "checkpoint").mkdir()
-    return build_causal_lm(directory / "checkpoint")
 
 
 _STAGE_CONFIG = """

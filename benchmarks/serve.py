@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engine import NEW_TOKENS, WORDS, chat_engine_args
+from benchmarks.chat import NEW_TOKENS, WORDS, chat_arguments, chat_checkpoint
+from benchmarks.engine import chat_engine_args
 from benchmarks.figures import Figure, figure, report
-from demo.checkpoints import smollm2_checkpoint
 from omni_jobs.settings import Settings
 from omni_jobs.stack.embedded import EmbeddedStack
 from tests.services.vllm_server import KEY, MODEL, VllmServer
@@ -41,14 +41,12 @@ class Side(NamedTuple):
 
 
 def main() -> None:
-    arguments = _arguments()
-    if arguments.quick:
-        arguments.requests, arguments.runs = 8, 1
+    arguments = chat_arguments(__doc__, "requests", 64)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the same for both sides
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with tempfile.TemporaryDirectory(prefix="omni-jobs-benchmark-") as name:
         directory = Path(name)
-        model = arguments.model or _model(directory, quick=arguments.quick)
+        model = chat_checkpoint(arguments, directory)
         settings = Settings(data_dir=directory / "data", models={"chat": model})
         server = VllmServer(model, directory / "log", **_engine_options(settings))
         try:
@@ -62,25 +60,6 @@ def main() -> None:
         finally:
             server.kill()
     report(_figures(turns), arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--model", type=Path, help="a causal LM's checkpoint directory")
-    parser.add_argument("--requests", type=int, default=64, help="at once (default 64)")
-    parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, few requests, one run: whether it works")
-    return parser.parse_args()
-
-
-def _model(directory: Path, *, quick: bool) -> Path:
-    if not quick:
-        return smollm2_checkpoint(Console())
-    from tests.oracles.causal_lm import build_causal_lm
-
-    (directory / "checkpoint").mkdir()
-    return build_causal_lm(directory / "checkpoint")
 
 
 def _engine_options(settings: Settings) -> dict[str, Any]:
