@@ -99,12 +99,14 @@ def read_script(words: Words) -> None:
 
 
 def read_python(words: Words) -> None:
-    """A module that is there, and whose options it adds itself."""
+    """A module that is there, with options that it adds itself, or that the benchmarks of chat share."""
     assert words[1] == "-m", words
     if words[2] == "venv":
         assert len(words) == 4, words
         return
     code = source_of(words[2])
+    if "from benchmarks.chat import" in code:
+        code += source_of("benchmarks.chat")
     for word in words[3:]:
         assert not word.startswith("-") or f'"{word}"' in code, f"{words[2]} has no {word}"
 
