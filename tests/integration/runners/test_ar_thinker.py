@@ -19,8 +19,11 @@ from omni_jobs.errors import ConfigError, EngineDead, ModelError
 from tests.oracles.ar import CASES, LENGTHS, PIPELINE, THINKER_TOKENS, Case, quiet, runner, text
 from tests.oracles.reference import Reference, ReferenceResult
 from tests.processes import one_process_an_engine
+from workers.runners.ar import ar_runner
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.kept_prefixes import KeptPrefixes
+from workers.runners.ar.prefix_reader import PrefixReader
+from workers.runners.ar.sampling import sampling_params
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import OmniModelRunnerOutput, Progress
 
@@ -236,10 +239,11 @@ async def test_a_prefix_without_its_rows_is_computed_anew(
     """Nothing that is known leads there: here the runner is made to forget what the engine has."""
     case = text("A third long beginning. " * 8)
     await thinker.run(case.prompt(reference), quiet)
-    assert thinker._prefixes is not None
+    kept = thinker._prefixes._kept
+    assert kept is not None
     forgetful = KeptPrefixes(32, 100, 100)
-    forgetful._salt = thinker._prefixes._salt
-    monkeypatch.setattr(thinker, "_prefixes", forgetful)
+    forgetful._salt = kept._salt
+    monkeypatch.setattr(thinker, "_prefixes", PrefixReader(forgetful))
     seen: list[Progress] = []
     output = await thinker.run(case.prompt(reference), seen.append)
     assert_equal(output, case.expected(reference))
@@ -252,15 +256,12 @@ async def test_rows_that_were_never_computed_fail_loudly(
 ) -> None:
     case = text("Another long beginning. " * 8)
     await thinker.run(case.prompt(reference, capture=False), quiet)
-    sampling_of = thinker._sampling
 
     def reads_the_cache(*args: Any, **named: Any) -> object:
-        sampling = sampling_of(*args, **named)
-        sampling.skip_reading_prefix_cache = False
-        return sampling
+        return sampling_params(*args, **{**named, "reads_cache": True})
 
-    monkeypatch.setattr(thinker, "_prefixes", None)
-    monkeypatch.setattr(thinker, "_sampling", reads_the_cache)
+    monkeypatch.setattr(thinker, "_prefixes", PrefixReader(None))
+    monkeypatch.setattr(ar_runner, "sampling_params", reads_the_cache)
     with pytest.raises(ModelError, match="never computed, the first at 0") as caught:
         await thinker.run(case.prompt(reference), quiet)
     assert (caught.value.stage, caught.value.field) == ("thinker", "hidden_states")

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
-from workers.runners.ar.asked_text import schema_of, text_arguments, text_parameters
+from omni_jobs.errors import ConfigError, EngineDead, OmniJobsError
+from workers.runners.ar.asked_text import schema_of, text_parameters
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
     RAISE_LIMIT,
@@ -30,11 +30,13 @@ from workers.runners.ar.component import ArComponent
 from workers.runners.ar.draft_model import check_draft
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
-from workers.runners.ar.kept_prefixes import KeptPrefixes, Reading, prompt_of
+from workers.runners.ar.kept_prefixes import Reading
 from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
+from workers.runners.ar.prefix_reader import PrefixReader, RowsMissing
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS
+from workers.runners.ar.sampling import check_end, sampling_params
 from workers.runners.ar.tool_use import MOST_CALLS, ToolUse, tool_call
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
@@ -48,8 +50,6 @@ from workers.stages.types import WAITING, OmniModelRunnerOutput, Progress
 from workers.vllm_hooks.hidden_layers import layers_argument
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-
     from workers.vllm_hooks.token_logprobs import TokenLogprobs
     from workers.vllm_hooks.tool_parsers import ToolTextParser
 
@@ -58,18 +58,9 @@ WORKER = "workers.runners.ar.gpu_ar_worker.GPUARWorker"
 GRAMMARS = "xgrammar"
 """The library that holds texts to a form; the check of grammars asks the same."""
 
-_KEPT_PART = 8  # beside the bytes for hidden states an eighth as many, for prompts that begin like an earlier one
-
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_AS_IN_VLLM = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)  # parameters that mean there what they mean here
-
 _Prompt = OmniTextPrompt | OmniTokensPrompt
 
 logger = logging.getLogger(__name__)
-
-
-class _RowsMissing(Exception):
-    """A request read tokens of vLLM's cache whose rows are not kept."""
 
 
 class ARRunner(VllmRunner[_Prompt, ArEngine]):
@@ -79,7 +70,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
     _spool: Spool
     _budget: CaptureBudget
     _row_bytes: int
-    _prefixes: KeptPrefixes | None
+    _prefixes: PrefixReader
     _stop_ids: list[int]
 
     def __init__(self, args: OmniEngineArgs) -> None:
@@ -158,20 +149,17 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             )
         self._row_bytes = row_bytes
         self._budget = CaptureBudget(limit - buffer_bytes, remedy)
-        block, blocks = self._running().prefix_blocks
-        kept = limit // _KEPT_PART // (block * row_bytes) if block else 0
-        self._prefixes = KeptPrefixes(block, kept, known=2 * blocks) if kept else None
+        self._prefixes = PrefixReader.of_engine(self._running().prefix_blocks, row_bytes, limit)
 
     async def produce(self, prompt: _Prompt, progress: ProgressSink) -> OmniModelRunnerOutput:
         """Run one prompt; errors as ``Runner.run``. A captured prompt's output takes budget until its ``free``."""
         onward = Onward(progress)
         try:
             return await self._produce(prompt, onward, reads=True)
-        except _RowsMissing:
+        except RowsMissing:
             # Nothing that is known leads here: it is better to compute the prompt twice than to fail the job.
             logger.warning("the engine reused a prefix whose rows are not kept: computing it anew")
-            if self._prefixes is not None:
-                self._prefixes.start_anew()
+            self._prefixes.start_anew()
             return await self._produce(prompt, onward, reads=False)
 
     async def _produce(self, prompt: _Prompt, progress: ProgressSink, *, reads: bool) -> OmniModelRunnerOutput:
@@ -195,24 +183,18 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)
             if reads and share is not None and INFORMATION not in options:
-                reading = self._begin_reading(vllm_prompt, prompt)
+                reading = self._prefixes.begin(vllm_prompt, prompt.parameters.lora)
             output = await self._generate(prompt, vllm_prompt, key, options, progress, token_ids, reading)
             if share is not None:
                 taken, reading = reading, None
                 output = await self._take(output, key, share, taken)
             return self._component.finish(prompt, output)
         except BaseException:
-            if reading is not None and self._prefixes is not None:
-                self._prefixes.fail(reading, token_ids)
+            self._prefixes.fail(reading, token_ids)
             await self._clean_up(key, share)
             raise
         finally:
             self._forget_files(key)
-
-    def _begin_reading(self, vllm_prompt: Mapping[str, Any], prompt: _Prompt) -> Reading | None:
-        """Return what a captured prompt may read of vLLM's cache; None for nothing."""
-        whole = None if self._prefixes is None else prompt_of(vllm_prompt, prompt.parameters.lora)
-        return None if self._prefixes is None or whole is None else self._prefixes.begin(whole)
 
     def _forget_files(self, key: str) -> None:
         self._spool.remove(key)
@@ -313,7 +295,14 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         """Run one request; ``token_ids`` gets those of its answer as they come."""
         parser = await self._tool_parser_of(prompt)
         salt = None if reading is None else reading.salt
-        sampling = self._sampling(prompt, options, parser, reads_cache=not options or salt is not None)
+        sampling = sampling_params(
+            prompt,
+            options,
+            stop_ids=self._stop_ids,
+            text=self._component.text,
+            skips_special_tokens=parser is None or parser.skips_special_tokens,
+            reads_cache=not options or salt is not None,
+        )
         if INFORMATION in options or reading is not None:
             # A request with the same token ids must not read the KV cache of this one: the inputs of a request with
             # information are others, and the rows of one that is captured may not be kept.
@@ -337,7 +326,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                     text.add(part.text, len(token_ids))
         if text is not None:
             text.end()
-        _check_end(finish_reason, sampling)
+        check_end(finish_reason, sampling)
         stopped = finish_reason == "stop"
         output = OmniModelRunnerOutput(
             token_ids=token_ids,
@@ -374,53 +363,14 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         They keep ``share`` until the output is freed. Raises ModelError when a row is missing, and StorageFull.
         """
         rows = len(output.prompt_token_ids) + len(output.token_ids) - 1
-        change = None
-        if self._prefixes is not None and reading is not None:
-            change = self._prefixes.end(reading, output.token_ids)
-        try:
+        with self._prefixes.taking(reading, output.token_ids) as change:
             _raise_first(await self._take_rows(key, rows, change))
-        except BaseException as error:
-            if self._prefixes is not None and reading is not None and change is not None:
-                self._prefixes.undo(change)
-                if isinstance(error, ModelError) and error.field == HIDDEN_STATES and reading.salt is not None:
-                    raise _RowsMissing from error
-            raise
         outputs, values = self._spool.read(key)
         hidden_states = outputs.pop(HIDDEN_STATES)
         if self._joins_rows:
             inputs, _ = self._spool.take(inputs_file(key))
             hidden_states = await asyncio.to_thread(hidden_states.add, inputs[INPUT_EMBEDS])
         return output._replace(hidden_states=hidden_states, multimodal_outputs=outputs, values=values, room=share)
-
-    def _sampling(
-        self,
-        prompt: _Prompt,
-        options: Mapping[str, Any],
-        parser: ToolTextParser | None = None,
-        *,
-        reads_cache: bool = True,
-    ) -> SamplingParams:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        parameters = prompt.parameters
-        text = self._component.text
-        return SamplingParams(
-            **{name: getattr(parameters, name) for name in _AS_IN_VLLM},
-            **(text_arguments(prompt) if text else {}),
-            max_tokens=parameters.max_tokens,  # vLLM ends earlier where the context does
-            min_tokens=min(parameters.min_tokens, parameters.max_tokens),
-            stop_token_ids=[] if parameters.ignore_eos else self._stop_ids,
-            ignore_eos=parameters.ignore_eos or not text,
-            seed=None if parameters.temperature == 0 else prompt.seed,
-            skip_special_tokens=parser is None or parser.skips_special_tokens,
-            detokenize=text,
-            output_kind=RequestOutputKind.DELTA,
-            # Cached tokens are not computed, so they have no hidden states but those that are kept; and a prompt of
-            # placeholders may stand for other additional information than the cached one.
-            skip_reading_prefix_cache=not reads_cache,
-            extra_args=dict(options) or None,
-        )
 
 
 def _with_calls(output: OmniModelRunnerOutput, tools: ToolUse, parser: ToolTextParser | None) -> OmniModelRunnerOutput:
@@ -435,15 +385,6 @@ def _with_calls(output: OmniModelRunnerOutput, tools: ToolUse, parser: ToolTextP
     else:
         return output
     return output._replace(text=text, tool_calls=calls)
-
-
-def _check_end(finish_reason: str | None, sampling: SamplingParams) -> None:
-    """Raise EngineDead for a request that the engine gave up; ModelError where the form of the text may be why."""
-    if finish_reason in ("stop", "length"):
-        return
-    if finish_reason == "error" and sampling.structured_outputs is not None:
-        raise ModelError("the engine could not hold the text to this form", field="response_format")
-    raise EngineDead(f"the engine gave the request up: {finish_reason}")
 
 
 def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArComponent) -> dict[str, Any]:
