@@ -223,6 +223,7 @@ _OURS = (
                 FLOATS, (("negative_tokens", "hidden_size"),), optional=True, finite=True
             )
         },
+        {"prompt_start": ValueField(int, optional=True, at_least=0)},
         prompt_embeds=True,
         content="embeddings",
     ),

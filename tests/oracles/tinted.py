@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from workers.runners.ar.prompts import PromptSpan
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tinted"
 
 
@@ -45,13 +47,22 @@ class TintedReference:
         with torch.inference_mode():
             return self.model.model.embed_tokens(torch.tensor(prompt)).clone()
 
-    def generate(self, prompt: Sequence[int], information: Mapping[str, torch.Tensor], max_tokens: int) -> TintedResult:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        information: Mapping[str, torch.Tensor],
+        max_tokens: int,
+        spans: Sequence[PromptSpan] = (),
+    ) -> TintedResult:
         hidden, end = self.model.config.hidden_size, self.model.config.eos_token_id
         tint = information.get("tint", torch.zeros(hidden))
         drift = information.get("drift", torch.zeros(1, hidden))
         tokens: list[int] = []
         rows = []
-        inputs, cache = self.embeds(prompt) + tint, None
+        inputs, cache = self.embeds(prompt).clone(), None  # one that may be edited outside of the inference mode
+        for span in spans:
+            inputs[span.start : span.end] = span.rows
+        inputs += tint
         with torch.inference_mode():
             while True:
                 step = self.model.model(inputs_embeds=inputs[None], past_key_values=cache, use_cache=True)

@@ -133,6 +133,11 @@ class Engine:
         return int(self._llm.model_config.max_model_len)
 
     @property
+    def embeds_size(self) -> int:
+        """How many numbers the model's input embeddings have. Raise EngineDead once closed."""
+        return int(self._llm.model_config.get_inputs_embeds_size())
+
+    @property
     def prefix_blocks(self) -> tuple[int, int]:
         """The tokens of a block of vLLM's prefix cache, and how many blocks there are; (0, 0) if it keeps none."""
         config = self._llm.vllm_config.cache_config

@@ -33,7 +33,7 @@ from workers.execution.stage_llm import StageLLM
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.ar.prompts import OmniTokensPrompt, PromptSpan
 from workers.runners.echo.echo_processor import EchoPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.stage import Stage
@@ -84,7 +84,7 @@ class Tinted:
 
     def expected(self, prompt: OmniTokensPrompt) -> TintedResult:
         return self.reference.generate(
-            prompt.prompt_token_ids, prompt.additional_information, prompt.parameters.max_tokens
+            prompt.prompt_token_ids, prompt.additional_information, prompt.parameters.max_tokens, prompt.prompt_spans
         )
 
     def check(self, output: OmniModelRunnerOutput, prompt: OmniTokensPrompt) -> None:
@@ -219,6 +219,50 @@ async def test_embeddings_for_a_prompt(tinted: Tinted) -> None:
     ]
     for output, prompt in zip(await asyncio.gather(*map(tinted.run, given)), prompts, strict=True):
         tinted.check(output, prompt)
+
+
+def with_rows(prompt: OmniTokensPrompt, seed: int) -> OmniTokensPrompt:
+    """The prompt with rows that belong to no token, at its second position and in its second half."""
+    generator = torch.Generator().manual_seed(seed)
+    half = len(prompt.prompt_token_ids) // 2
+    rows = [torch.randn(count, HIDDEN, generator=generator) for count in (1, max(half - 2, 1))]
+    return replace(prompt, prompt_spans=[PromptSpan(1, rows[0]), PromptSpan(half, rows[1])])
+
+
+async def test_embeddings_for_parts_of_prompts_in_chunks_with_preemption(tinted: Tinted) -> None:
+    """In one batch with prompts of tokens alone, of embeddings alone, and with information."""
+    before = await tinted.stats()
+    plain = [tinted.prompt(words, tint, max_tokens=60) for words in WORDS for tint in ("warm", None)]
+    prompts = [*plain[:4], *(with_rows(prompt, n) for n, prompt in enumerate([*plain, *plain]))]
+    prompts = [replace(prompt, capture=n % 4 != 0) for n, prompt in enumerate(prompts)]
+    assert max(span.end - span.start for prompt in prompts for span in prompt.prompt_spans) > 32
+    for output, prompt in zip(await asyncio.gather(*map(tinted.run, prompts)), prompts, strict=True):
+        tinted.check(output, prompt)
+        assert list(output.prompt_token_ids) == list(prompt.prompt_token_ids)
+    assert (await tinted.stats())["resumed"] > before["resumed"]
+
+
+async def test_rows_of_a_part_are_told_apart_in_the_prefix_cache(tinted: Tinted) -> None:
+    """Zeros in place of a token, and the token 0, which vLLM's cache would take for one another."""
+    begin = [*tinted.prompt("the same long beginning " * 3, None).prompt_token_ids]
+    tokens = replace(tinted.prompt("x", None), prompt_token_ids=[*begin[:4], 0, *begin[5:]], capture=False)
+    zeros, others = torch.zeros(1, HIDDEN), torch.full((1, HIDDEN), 0.7)
+    spans: list[list[PromptSpan]] = [[PromptSpan(4, zeros)], [PromptSpan(4, others)], [PromptSpan(9, zeros)], []]
+    for each in [*spans, *spans]:
+        before = await tinted.stats()
+        prompt = replace(tokens, prompt_spans=each)
+        tinted.check(await tinted.run(prompt), prompt)
+        cached = (await tinted.stats())["cached_tokens"] - before["cached_tokens"]
+    assert cached > 0  # the last one's, by its like
+
+
+async def test_a_part_that_does_not_fit_fails_alone(tinted: Tinted) -> None:
+    prompt = tinted.prompt("Hello there", None)
+    wrong = replace(prompt, prompt_spans=[PromptSpan(0, torch.zeros(2, HIDDEN + 1))])
+    with pytest.raises(ModelError) as caught:
+        await tinted.run(wrong)
+    assert (caught.value.field, caught.value.stage) == ("prompt_spans.0.rows.shape", "tint")
+    tinted.check(await tinted.run(prompt), prompt)
 
 
 async def test_cancelling_releases_information_and_rows(tinted: Tinted) -> None:

@@ -224,6 +224,13 @@ async def test_from_a_request_to_the_next_stages_prompt(
     assert taken.prompt_embeds is not None
     assert torch.equal(taken.prompt_embeds, output.multimodal_outputs["prompt_embeds"])
 
+    placed = await runner.run(replace(made, drop=2, prompt_start=1), quiet)
+    placed_result = encode.finish(placed, stage_input).payload
+    assert placed_result is not None
+    within = answer.make_prompt(answer.input_of(**common, upstream={"encode": placed_result}, has_successors=False))
+    assert isinstance(within, OmniTokensPrompt)
+    assert (within.prompt_embeds, [span.start for span in within.prompt_spans]) == (None, [1])
+
     assert payload.prompt_embeds is not None
     rows = payload.prompt_embeds.embeds.numpy().copy()
     rows[1, 2] = float("nan")

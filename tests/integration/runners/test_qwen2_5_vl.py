@@ -17,7 +17,7 @@ from tests.processes import one_process_an_engine
 from tests.services.checkpoint import TinyCheckpoints
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTokensPrompt
+from workers.runners.ar.prompts import OmniTokensPrompt, PromptSpan
 from workers.stages.types import OmniModelRunnerOutput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -128,6 +128,21 @@ async def test_embeddings_stand_in_place_of_a_prompt(crowded: ARRunner, expected
     )
     output, seen = await asyncio.gather(crowded.run(prompt, quiet), run(crowded, expected, CASES["picture"]))
     assert list(output.token_ids) == due.tokens
+    assert_equal(seen, expected.of(CASES["picture"]))
+
+
+async def test_embeddings_stand_in_a_part_of_a_prompt(crowded: ARRunner, expected: Expected) -> None:
+    """Those of the tokens that another token stands for, beside pictures: the answer is that of the tokens."""
+    due = expected.of(CASES["text"])
+    with torch.no_grad():
+        embeds = expected.reference.model.get_input_embeddings()(torch.tensor(due.prompt_ids))
+    begin, end = 2, len(due.prompt_ids) - 3
+    token_ids = [0 if begin <= n < end else token for n, token in enumerate(due.prompt_ids)]
+    parameters = ArParameters(temperature=0, max_tokens=TOKENS)
+    spans = [PromptSpan(begin, embeds[begin:end])]
+    prompt = OmniTokensPrompt(token_ids, {}, parameters, seed=1, capture=True, prompt_spans=spans)
+    output, seen = await asyncio.gather(crowded.run(prompt, quiet), run(crowded, expected, CASES["picture"]))
+    assert_equal(output._replace(prompt_token_ids=due.prompt_ids), due)
     assert_equal(seen, expected.of(CASES["picture"]))
 
 

@@ -169,14 +169,13 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         reading: Reading | None = None
         token_ids: list[int] = []
         options: dict[str, Any] = {}
-        vllm_prompt: Mapping[str, Any] = _vllm_prompt(prompt)
+        vllm_prompt: Mapping[str, Any] = prompt.for_vllm(engine.embeds_size)
         try:
             await self._check_grammar(prompt)
             if prompt.capture:
                 if isinstance(prompt, OmniTextPrompt):
                     vllm_prompt = await engine.render(vllm_prompt)
-                embeds = vllm_prompt.get("prompt_embeds")
-                tokens = len(vllm_prompt["prompt_token_ids"] if embeds is None else embeds)
+                tokens = len(vllm_prompt["prompt_token_ids"]) if isinstance(prompt, OmniTextPrompt) else prompt.length
                 # One row for each token of the prompt and each generated one.
                 rows = min(tokens + prompt.parameters.max_tokens, engine.max_model_len)
                 share = await self._reserve(rows, prompt.parameters.max_tokens, progress)
@@ -276,8 +275,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         tensors = {name: value for name, value in information.items() if is_tensor_tree(value)}
         values = {name: value for name, value in information.items() if name not in tensors}
         await asyncio.to_thread(self._spool.write, key, tensors, values)
-        prompt_tokens = len(prompt.prompt_token_ids if prompt.prompt_embeds is None else prompt.prompt_embeds)
-        errors = await self._load(key, prompt_tokens)
+        errors = await self._load(key, prompt.length)
         self._spool.remove(key)
         _raise_first(errors)
         return {INFORMATION: key}
@@ -396,15 +394,6 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArCompo
     asked = args.engine.hidden_layers if isinstance(args.engine, ArEngine) else {}
     layers = layers_argument({**component.hidden_layers, **asked})
     return {**own, **given, **(structured if component.text else {}), **embeds, **component.engine_args, **layers}
-
-
-def _vllm_prompt(prompt: _Prompt) -> dict[str, Any]:
-    if isinstance(prompt, OmniTextPrompt):
-        media = {"multi_modal_data": dict(prompt.multi_modal_data)} if prompt.multi_modal_data else {}
-        return {"prompt": prompt.prompt, **media}
-    if prompt.prompt_embeds is not None:
-        return {"prompt_embeds": prompt.prompt_embeds}
-    return {"prompt_token_ids": list(prompt.prompt_token_ids)}
 
 
 def _raise_first(errors: Sequence[Mapping[str, Any] | None]) -> None:

@@ -1,6 +1,7 @@
 """``ChatProcessor`` and ``EmbedsProcessor``: a job's messages and media, or embeddings, become an AR stage's prompt."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import parts_of
 from omni_jobs.prompts.renderers import load_renderer
 from workers.runners.ar.parameters import ArParameters
-from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt, PromptSpan
 from workers.runners.ar.tool_use import ToolUse
 from workers.stages.engine_args import OmniModelConfig, needed_model
 from workers.stages.flow_processor import FlowProcessor
@@ -65,21 +66,41 @@ class ChatProcessor:
 class EmbedsProcessor(FlowProcessor):
     """Makes the prompt of an AR stage from a payload of the flow ``embeds``. Its name in a stage config is ``embeds``.
 
-    A job of prompt embeddings comes to the first stage in its request instead, which is ``chat``'s affair.
+    The rows are the whole prompt. If the payload says by ``prompt_start`` where they begin, the prompt is that of the
+    job's messages, and they stand there in place of its tokens. A job of prompt embeddings comes to the first stage in
+    its request instead, which is ``chat``'s affair.
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Read the model's hidden size. Raises ConfigError when there is no model or renderer."""
+        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
         super().__init__(stage, model)
         model = needed_model(model, stage)
-        self._hidden_size = load_renderer(model.family, model.path).hidden_size
+        self._renderer = load_renderer(model.family, model.path)
 
     def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
-        """Return the prompt. Raises PayloadCorrupt without embeddings, ModelError for rows of another width or NaN."""
+        """Return the prompt.
+
+        Raises PayloadCorrupt without embeddings or for NaN, ModelError for rows of another width, and for a start at
+        which they leave the prompt of the messages.
+        """
         payload = self.payload(stage_input, "embeds")
         if payload.prompt_embeds is None:
             raise PayloadCorrupt("missing", field="prompt_embeds", stage=payload.manifest.stage)
-        return _prompt_of(payload.prompt_embeds, self._hidden_size, stage_input)
+        whole = _prompt_of(payload.prompt_embeds, self._renderer.hidden_size, stage_input)
+        values = {} if payload.additional_information is None else payload.additional_information.values
+        start = values.get("prompt_start")
+        return whole if start is None else self._within_messages(whole, start, stage_input.request)
+
+    def _within_messages(self, whole: OmniTokensPrompt, start: int, request: Mapping[str, Any]) -> OmniTokensPrompt:
+        """Return the prompt of a request's messages, with these rows from ``start`` on."""
+        token_ids = self._renderer.encode(request) if request.get("messages") else None
+        if token_ids is None or whole.prompt_embeds is None:
+            raise ModelError("the job has no messages that become token ids", field="values.prompt_start")
+        span = PromptSpan(start, whole.prompt_embeds)
+        if span.end > len(token_ids):
+            said = f"rows for the positions {start} to {span.end - 1}, and the messages' prompt has {len(token_ids)}"
+            raise ModelError(said, field="values.prompt_start")
+        return replace(whole, prompt_token_ids=token_ids, prompt_embeds=None, prompt_spans=[span])
 
 
 def _prompt_of(

@@ -60,7 +60,8 @@ class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
         """Run one prompt, with its negative prompt at the same time. Raises ModelError as ``Runner.run`` does.
 
         The output has ``prompt_embeds`` [P - drop, H], and ``negative_prompt_embeds`` [Q - drop, H] where there is a
-        negative prompt, as ``multimodal_outputs`` on the CPU. P and Q count the tokens of pictures.
+        negative prompt, as ``multimodal_outputs`` on the CPU. P and Q count the tokens of pictures. Its values have
+        ``prompt_start`` where the prompt has one.
         """
         engine = self._running()
         sequences = {"prompt_embeds": prompt.prompt_token_ids}
@@ -90,6 +91,7 @@ class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
         rows = await together([rows_of(name, token_ids) for name, token_ids in sequences.items()])
         return OmniModelRunnerOutput(
             multimodal_outputs=dict(zip(sequences, rows, strict=True)),
+            values={} if prompt.prompt_start is None else {"prompt_start": prompt.prompt_start},
             usage={"prompt_tokens": total, "completion_tokens": 0},
         )
 

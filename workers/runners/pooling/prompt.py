@@ -22,6 +22,8 @@ class PoolingPrompt:
     pictures            RGB, for the placeholders of each sequence in turn; the component says how many it takes at most
     picture_tokens      by how many tokens each sequence grows, as the engine puts tokens for these placeholders: each
                         has a row
+    prompt_start        the position in the prompt of the stage of kind ``ar`` that takes the rows at which they begin;
+                        None: they are all of it
     """
 
     prompt_token_ids: Sequence[int]
@@ -31,3 +33,4 @@ class PoolingPrompt:
     drop: int = 0
     pictures: Sequence[Image.Image] = ()
     picture_tokens: int = 0
+    prompt_start: int | None = None
