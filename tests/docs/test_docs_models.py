@@ -48,7 +48,7 @@ SHOWN = [(walk, *block) for walk, page in PAGES.items() for block in blocks(page
 
 def test_each_example_has_a_page() -> None:
     assert PAGES.keys() == WALKS.keys()
-    assert {*WALKS.values()} == {path.name for path in (ROOT / "examples").iterdir() if path.is_dir()}
+    assert {*WALKS.values()} == {path.parent.name for path in (ROOT / "examples").glob("*/pyproject.toml")}
     assert {*re.findall(r"\]\(models/([\w-]+)\.md", CHOICE)} == PAGES.keys()
 
 

@@ -1,4 +1,4 @@
-"""The README of each example: its commands, run by a shell as they stand, install the package and make what it says."""
+"""The README of each example: its commands, run by a shell as they stand, make what it says, after an installation."""
 
 import os
 import re
@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from tests.e2e.plugins import EXAMPLES
+from tests.oracles.captured_rows import check_rows
 
 pytestmark = pytest.mark.timeout(600)
 
-NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
+PROGRAMS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name not in NAMES)
 TOP = EXAMPLES.parent
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def blocks(name: str) -> list[str]:
@@ -45,10 +49,11 @@ def environment(tmp_path: Path, tiny_causal_lm: Path) -> Mapping[str, str]:
     return {**found, "PATH": binaries, "PYTHONPATH": str(tmp_path / "site"), "MODEL": str(tiny_causal_lm)}
 
 
-def run(script: str, directory: Path, environment: Mapping[str, str]) -> None:
+def run(script: str, directory: Path, environment: Mapping[str, str]) -> str:
     command = ["bash", "-ec", script]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 @contextmanager
@@ -68,6 +73,14 @@ def served(script: str, directory: Path, environment: Mapping[str, str]) -> Iter
         finally:
             os.killpg(process.pid, signal.SIGINT)
             process.communicate(timeout=60)
+
+
+def test_the_worker_without_a_stage(tmp_path: Path, environment: Mapping[str, str], tiny_causal_lm: Path) -> None:
+    """The rows are those of Transformers."""
+    assert PROGRAMS == ["rows"]
+    (script,) = blocks("rows")
+    printed = run(script, tmp_path, {**environment, **ONE_PROCESS, "PYTHONPATH": str(TOP)})
+    check_rows(tiny_causal_lm, load_file(tmp_path / "rows.safetensors"), printed)
 
 
 @pytest.mark.long
