@@ -1,7 +1,7 @@
 """Holds all uses of vLLM's private API, so that no other package touches it.
 
 register          entry point vllm.general_plugins: registers model classes and a tokenizer in each of vLLM's processes
-hooks             the table of the private names, and its check
+hooks             the table of the names that an upgrade may move, and its check
 model_runner      vLLM's V1 model runner, with its private steps turned into plain hooks
 hidden_layers     the layers whose inputs an engine captures, on their way through vLLM's arguments
 seeds             a generator for seeded sampling on CPUs
@@ -21,6 +21,7 @@ engine_arguments  the types of its arguments, by which they are checked
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 
 from omni_jobs.errors import PluginBroken
 from omni_jobs.pipelines.declarations import FAMILIES, family
@@ -65,13 +66,13 @@ def end_with_engine() -> None:
         os._exit(1)
 
 
+@cache  # vLLM warns of what is registered twice
 def _register_lone_tokenizer() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
     from vllm.tokenizers.registry import TokenizerRegistry
 
-    if LONE_TOKENIZER not in TokenizerRegistry.tokenizers:  # vLLM warns of what is registered twice
-        TokenizerRegistry.register(LONE_TOKENIZER, "workers.vllm_hooks.lone_tokenizer", "LoneTokenizer")
-        RENDERER_REGISTRY.register(LONE_TOKENIZER, *RENDERER_REGISTRY.renderers["hf"])
+    TokenizerRegistry.register(LONE_TOKENIZER, "workers.vllm_hooks.lone_tokenizer", "LoneTokenizer")
+    RENDERER_REGISTRY.register(LONE_TOKENIZER, "vllm.renderers.hf", "HfRenderer")
 
 
 def _model_classes() -> Iterator[tuple[str, str]]:

@@ -21,7 +21,6 @@ from workers.vllm_hooks.hidden_layers import layers_of
 from workers.vllm_hooks.seeds import RewindableGenerator
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.sequence import IntermediateTensors
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.outputs import SamplerOutput
@@ -50,16 +49,15 @@ class StepRows(NamedTuple):
 
 
 class HookedModelRunner(GPUModelRunner):
-    """The base class of our model runners: vLLM's V1 runner with hooks, which do nothing unless overridden."""
+    """The base class of our model runners: vLLM's V1 runner with hooks, which do nothing unless overridden.
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
-        self.set_up()
+    ``HookedWorker`` makes vLLM's runner one of ours.
+    """
 
     # Hooks
 
     def set_up(self) -> None:
-        """Set up the state of our class; called after vLLM's ``__init__``."""
+        """Set up the state of our class, once vLLM's is."""
         self._gives_more = False  # model_loaded
         self._planned: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}  # positions beyond the prompt, by request
 
