@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.fetch.guard import Guard
@@ -16,16 +16,41 @@ from omni_jobs.servers import Server
 from omni_jobs.settings import Settings
 from workers.stages.devices import resolve_device
 
+if TYPE_CHECKING:
+    import torch
+
+
+class EngineModel(Protocol):
+    """The part of vLLM's ``ModelConfig`` that ``OmniModelConfig`` reads, with vLLM's names."""
+
+    dtype: Any  # torch's, once vLLM has resolved it
+    max_model_len: int
+    hf_config: Any
+    multimodal_config: Any
+
+    def get_vocab_size(self) -> int: ...
+
+    def get_hidden_size(self) -> int: ...
+
+    def get_inputs_embeds_size(self) -> int: ...
+
+    def get_total_num_hidden_layers(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class OmniModelConfig:
-    """Names the part of a checkpoint that a stage loads, for its runner and its input processor."""
+    """The part of a checkpoint that a stage loads, for its runner and its input processor.
+
+    For a stage on vLLM it wraps vLLM's ``ModelConfig`` once its engine has started: what stands in config.json, as vLLM
+    understands it with the stage's engine arguments. The properties that say so raise ConfigError before.
+    """
 
     path: Path  # a checkpoint directory, in the layout of its family
     family: str  # qwen2_5_omni …
     component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
     voices: tuple[str, ...] = ()
     prompt_embeds: bool = False  # whether its prompts may be embeddings
+    vllm: EngineModel | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
@@ -59,6 +84,58 @@ class OmniModelConfig:
         first = "prompt_embeds" in pipeline.accepts and not stage.inputs
         prompt_embeds = first or "embeds" in stage.inputs.values()
         return cls(path, stage.model.family, stage.component, pipeline.voices, prompt_embeds)
+
+    @property
+    def in_engine(self) -> EngineModel:
+        """vLLM's ``ModelConfig``. Raises ConfigError before the stage's engine has started, and without vLLM."""
+        if self.vllm is None:
+            raise ConfigError(f"no engine of vLLM's has {self.family}'s component {self.component!r}", field="model")
+        return self.vllm
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights and hidden states."""
+        dtype: torch.dtype = self.in_engine.dtype
+        return dtype
+
+    @property
+    def max_model_len(self) -> int:
+        """The length of its context in tokens, prompt and reply together."""
+        return int(self.in_engine.max_model_len)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The rows of its table of embeddings, which may be more than its tokenizer has tokens."""
+        return int(self.in_engine.get_vocab_size())
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers a hidden state has."""
+        return int(self.in_engine.get_hidden_size())
+
+    @property
+    def embeds_size(self) -> int:
+        """How many numbers an input embedding has."""
+        return int(self.in_engine.get_inputs_embeds_size())
+
+    @property
+    def layers(self) -> int:
+        """The number of its decoder layers, on all ranks together."""
+        return int(self.in_engine.get_total_num_hidden_layers())
+
+    @property
+    def hf_config(self) -> Any:
+        """Its config, a PretrainedConfig of Transformers."""
+        return self.in_engine.hf_config
+
+    @property
+    def media_limits(self) -> Mapping[str, int]:
+        """The most media of each kind that a prompt may hold, as the stage's ``limit_mm_per_prompt`` says.
+
+        A kind that is missing has no limit but the model's; {} for a model of text.
+        """
+        found = self.in_engine.multimodal_config
+        return {} if found is None else {kind: int(each.count) for kind, each in found.limit_per_prompt.items()}
 
 
 def needed_model(model: OmniModelConfig | None, stage: StageConfig) -> OmniModelConfig:

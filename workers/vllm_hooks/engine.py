@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import workers.vllm_hooks.quick_import  # noqa: F401 — before all other imports of vLLM
@@ -41,6 +42,7 @@ from workers.vllm_hooks.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import torch
     from PIL import Image
+    from vllm.config import ModelConfig
 
 _CLOSE_S = 10.0  # then the engine's processes are killed
 _LIVENESS_S = 1.0  # between two checks of an engine that has not answered a call
@@ -123,19 +125,9 @@ class Engine:
         return self._open
 
     @property
-    def hf_config(self) -> Any:
-        """The model's config, a PretrainedConfig of Transformers. Raise EngineDead once closed."""
-        return self._llm.model_config.hf_config
-
-    @property
-    def max_model_len(self) -> int:
-        """The length of the model's context in tokens, prompt and reply together. Raise EngineDead once closed."""
-        return int(self._llm.model_config.max_model_len)
-
-    @property
-    def embeds_size(self) -> int:
-        """How many numbers the model's input embeddings have. Raise EngineDead once closed."""
-        return int(self._llm.model_config.get_inputs_embeds_size())
+    def model_config(self) -> ModelConfig:
+        """vLLM's configuration of the model. Raise EngineDead once closed."""
+        return self._llm.model_config
 
     @property
     def prefix_blocks(self) -> tuple[int, int]:
@@ -156,7 +148,7 @@ class Engine:
     async def vocabulary(self) -> Vocabulary:
         """Return the tokens of the engine's tokenizer, read once. Raise ModelError for a tokenizer of no known kind."""
         if self._vocabulary is None:
-            tokenizer, size = self.tokenizer, self._llm.model_config.get_vocab_size()
+            tokenizer, size = self.tokenizer, self.model_config.get_vocab_size()
             self._vocabulary = await asyncio.to_thread(Vocabulary.of, tokenizer, size)
         return self._vocabulary
 
@@ -276,10 +268,12 @@ class Engine:
 def _refuse(args: AsyncEngineArgs) -> None:
     """Raise ConfigError for arguments that the hooks do not support, a layer that the model lacks, a draft of another.
 
-    vLLM would find out about the last in the engine's process.
+    vLLM would find out about the last in the engine's process. The checkpoint's config is read if one of them is asked
+    for, and for both at once.
     """
-    check_layers(args)
-    check_speculation(args)
+    read = cache(args.create_model_config)
+    check_layers(args, read)
+    check_speculation(args, read)
 
 
 @contextmanager

@@ -5,13 +5,13 @@ A layer's inputs are hidden states [n, H]: those of layer 0 are the embeddings, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 _KEY = "omni_hidden_layers"
@@ -28,13 +28,13 @@ def layers_of(config: VllmConfig) -> dict[str, int]:
     return dict(given.get(_KEY, {})) if isinstance(given, dict) else {}
 
 
-def check_layers(args: AsyncEngineArgs) -> None:
-    """Raise ConfigError naming the first layer that cannot be captured. It reads the checkpoint's config."""
+def check_layers(args: AsyncEngineArgs, read_model: Callable[[], ModelConfig]) -> None:
+    """Raise ConfigError naming the first layer that cannot be captured. ``read_model`` reads the model's config."""
     given = args.additional_config
     layers = given.get(_KEY) if isinstance(given, dict) else None
     if not layers:
         return
-    number = int(args.create_model_config().hf_text_config.num_hidden_layers)
+    number = read_model().get_total_num_hidden_layers()
     for name, layer in layers.items():
         if args.pipeline_parallel_size > 1:
             raise ConfigError(

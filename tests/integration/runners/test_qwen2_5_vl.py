@@ -10,6 +10,7 @@ import torch
 
 from omni_jobs.errors import ModelError
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.prompts.renderers import load_renderer
 from tests.oracles.ar import quiet, runner
 from tests.oracles.qwen2_5_vl import QwenVlReference, VlResult
 from tests.oracles.vision_cases import CASES, LENGTHS, VisionCase, case
@@ -84,6 +85,15 @@ def assert_equal(output: OmniModelRunnerOutput, expected: VlResult) -> None:
 async def run(llm: ARRunner, expected: Expected, case: VisionCase, **options: object) -> OmniModelRunnerOutput:
     given = {"max_tokens": TOKENS, **options}
     return await llm.run(case.prompt(expected.reference.prompt(case.messages), **given), quiet)  # type: ignore[arg-type]
+
+
+async def test_the_model_is_what_vllm_read_of_it(crowded: ARRunner, tiny_qwen_vls: TinyCheckpoints) -> None:
+    """With the stage's engine arguments; what the API reads without vLLM agrees."""
+    model, renderer = crowded.model, load_renderer("qwen2_5_vl", tiny_qwen_vls(0))
+    assert (model.dtype, model.max_model_len, model.media_limits) == (torch.float32, 512, {"image": 4})
+    assert (model.hidden_size, model.embeds_size) == (renderer.hidden_size, renderer.hidden_size)
+    config = model.hf_config.get_text_config()
+    assert (model.vocabulary_size, model.layers) == (config.vocab_size, config.num_hidden_layers)
 
 
 @pytest.mark.parametrize("name", CASES)

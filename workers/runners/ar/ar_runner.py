@@ -106,7 +106,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         except BaseException:
             await self.close()
             raise
-        self._stop_ids = self._component.stop_ids(engine.hf_config)
+        self._stop_ids = self._component.stop_ids(self.model.hf_config)
 
     @property
     def _joins_rows(self) -> bool:
@@ -169,7 +169,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         reading: Reading | None = None
         token_ids: list[int] = []
         options: dict[str, Any] = {}
-        vllm_prompt: Mapping[str, Any] = prompt.for_vllm(engine.embeds_size)
+        vllm_prompt: Mapping[str, Any] = prompt.for_vllm(self.model.embeds_size)
         try:
             await self._check_grammar(prompt)
             if prompt.capture:
@@ -177,7 +177,7 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
                     vllm_prompt = await engine.render(vllm_prompt)
                 tokens = len(vllm_prompt["prompt_token_ids"]) if isinstance(prompt, OmniTextPrompt) else prompt.length
                 # One row for each token of the prompt and each generated one.
-                rows = min(tokens + prompt.parameters.max_tokens, engine.max_model_len)
+                rows = min(tokens + prompt.parameters.max_tokens, self.model.max_model_len)
                 share = await self._reserve(rows, prompt.parameters.max_tokens, progress)
                 options = {CAPTURE: key, CAPTURE_ROWS: rows}
             options |= await self._inform(prompt, key)

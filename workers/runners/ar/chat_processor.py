@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from omni_jobs.errors import ModelError, PayloadCorrupt
 from omni_jobs.payloads import PromptEmbedsPayload
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.messages import parts_of
-from omni_jobs.prompts.renderers import load_renderer
+from omni_jobs.prompts.renderers import PromptRenderer, load_renderer
 from workers.runners.ar.parameters import ArParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt, PromptSpan
 from workers.runners.ar.tool_use import ToolUse
@@ -37,8 +38,8 @@ class ChatProcessor:
         """Return the request's embeddings, token ids if the renderer makes them, or rendered text with decoded media.
 
         Raises InvalidRequest or RequestTooLarge naming the medium that does not decode, DecodersUnavailable,
-        ConfigError for media without a wall, and PayloadError or ModelError for embeddings that do not decode or do not
-        fit the model.
+        ConfigError for media without a wall, and PayloadError for embeddings that do not decode. The runner refuses
+        those of another width than the model's.
         """
         if "prompt_embeds" in stage_input.request:
             return self._embedded(stage_input)
@@ -59,8 +60,7 @@ class ChatProcessor:
 
     def _embedded(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         data = stage_input.media[stage_input.request["prompt_embeds"]["media"]]
-        payload = PromptEmbedsPayload.decode(data, len(data))
-        return _prompt_of(payload, self._renderer.hidden_size, stage_input)
+        return _prompt(stage_input, embeds=to_torch(PromptEmbedsPayload.decode(data, len(data)).embeds))
 
 
 class EmbedsProcessor(FlowProcessor):
@@ -72,21 +72,25 @@ class EmbedsProcessor(FlowProcessor):
     """
 
     def __init__(self, stage: StageConfig, model: OmniModelConfig | None) -> None:
-        """Load the prompt renderer of the checkpoint. Raises ConfigError when there is no model or renderer."""
+        """Load nothing yet. Raises ConfigError when there is no model."""
         super().__init__(stage, model)
-        model = needed_model(model, stage)
-        self._renderer = load_renderer(model.family, model.path)
+        self._model = needed_model(model, stage)
+
+    @cached_property
+    def _renderer(self) -> PromptRenderer:
+        """The prompt renderer of the checkpoint, which only rows within a prompt need."""
+        return load_renderer(self._model.family, self._model.path)
 
     def __call__(self, stage_input: StageInput[ArParameters]) -> OmniTokensPrompt:
         """Return the prompt.
 
-        Raises PayloadCorrupt without embeddings or for NaN, ModelError for rows of another width, and for a start at
-        which they leave the prompt of the messages.
+        Raises PayloadCorrupt without embeddings or for NaN, ModelError for a start at which they leave the messages'
+        prompt, and ConfigError if nothing renders these. The runner refuses rows of another width.
         """
         payload = self.payload(stage_input, "embeds")
         if payload.prompt_embeds is None:
             raise PayloadCorrupt("missing", field="prompt_embeds", stage=payload.manifest.stage)
-        whole = _prompt_of(payload.prompt_embeds, self._renderer.hidden_size, stage_input)
+        whole = _prompt(stage_input, embeds=to_torch(payload.prompt_embeds.embeds))
         values = {} if payload.additional_information is None else payload.additional_information.values
         start = values.get("prompt_start")
         return whole if start is None else self._within_messages(whole, start, stage_input.request)
@@ -101,15 +105,6 @@ class EmbedsProcessor(FlowProcessor):
             said = f"rows for the positions {start} to {span.end - 1}, and the messages' prompt has {len(token_ids)}"
             raise ModelError(said, field="values.prompt_start")
         return replace(whole, prompt_token_ids=token_ids, prompt_embeds=None, prompt_spans=[span])
-
-
-def _prompt_of(
-    payload: PromptEmbedsPayload, hidden_size: int, stage_input: StageInput[ArParameters]
-) -> OmniTokensPrompt:
-    embeds = payload.embeds
-    if embeds.shape[1] != hidden_size:  # the engine would die of it
-        raise ModelError(f"rows of {embeds.shape[1]}, not {hidden_size}", field="prompt_embeds.shape")
-    return _prompt(stage_input, embeds=to_torch(embeds))
 
 
 def _prompt(

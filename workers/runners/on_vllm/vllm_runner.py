@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead
 from workers.runners.base_runner import BaseRunner, E, P
 from workers.runners.engine_environment import lent_to_engines
 from workers.runners.on_vllm.engine_settings import VllmEngine
-from workers.stages.engine_args import OmniEngineArgs
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 
 if TYPE_CHECKING:
     from workers.vllm_hooks.engine import Engine
@@ -27,7 +28,17 @@ class VllmRunner(BaseRunner[P, E]):
 
     async def start(self) -> None:
         """Start vLLM's processes and load the model there. Raises ConfigError as ``Engine.start`` does, EngineDead."""
-        self._engine = await asyncio.to_thread(self._started)
+        engine = await asyncio.to_thread(self._started)
+        if self.args.model is not None:
+            self.args = replace(self.args, model=replace(self.args.model, vllm=engine.model_config))
+        self._engine = engine
+
+    @property
+    def model(self) -> OmniModelConfig:
+        """The stage's model, with what vLLM says of it. Raises EngineDead before ``start``."""
+        if self.args.model is None or self.args.model.vllm is None:
+            raise EngineDead("the engine is not running", stage=self.args.stage)
+        return self.args.model
 
     def _started(self) -> Engine:
         from workers.vllm_hooks.engine import Engine

@@ -72,7 +72,7 @@ class PoolingRunner(VllmRunner[PoolingPrompt, PoolingEngine]):
             raise ModelError(message, field="pictures")
         lengths = {name: len(token_ids) + prompt.picture_tokens for name, token_ids in sequences.items()}
         for name, length in lengths.items():
-            _check_length(name, length, prompt.drop, engine.max_model_len)
+            _check_length(name, length, prompt.drop, self.model.max_model_len)
         total, done = sum(lengths.values()), 0
         progress(Progress(done, total, "tokens"))
 
