@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHON": sys.executable, **variables}
     command = [ROOT / "scripts" / "gpu", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,15 @@ def test_it_measures_and_writes(tmp_path: Path, chosen: str) -> None:
     figures = {figure["name"]: figure for figure in json.loads(written.read_text(encoding="utf-8"))}
     assert figures["12 mixed rows: largest difference from each alone"]["value"] <= 1e-5
     assert {figure["machine"] for figure in figures.values()} == {"CPU"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_it_runs_stages_on_vllm_where_it_is_installed() -> None:
+    pytest.importorskip("vllm")
+    done = _run("--quick", "-q", "-k", "test_vllm_stages", GPU_DEVICE="cpu")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "4 passed, 1 skipped" in done.stdout  # a CPU has no graphs
 
 
 def test_without_a_gpu_it_says_so() -> None:
