@@ -257,7 +257,13 @@ _OURS = (
         content="speech",
     ),
     Flow(
-        "latents", {"latents": TensorField(FLOATS, (("channels", "height", "width"),), finite=True)}, content="latents"
+        "latents",
+        {
+            "latents": TensorField(
+                FLOATS, (("channels", "height", "width"), ("channels", "frames", "height", "width")), finite=True
+            )
+        },
+        content="latents",
     ),
     Flow(
         "pixels",

@@ -77,3 +77,21 @@ def tiny_qwen_vls(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
 
     root = tmp_path_factory.mktemp("tiny_qwen_vls")
     return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_wans(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_wans(seed)``: the directory of the tiny Wan checkpoint of that seed."""
+    from workers.models.wan.tiny_checkpoint import build_tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny_wans")
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_wan_i2vs(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_wan_i2vs(seed)``: the directory of the tiny Wan checkpoint of that seed that begins with a picture."""
+    from workers.models.wan.tiny_i2v_checkpoint import build_tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny_wan_i2vs")
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)

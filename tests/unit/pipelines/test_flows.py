@@ -151,7 +151,9 @@ def test_a_flow_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert flow("mel").problem(payload({"mel": tensor(4, 80)})) is None
     with pytest.raises(PluginBroken, match=r"'broken' of omni_jobs.flows cannot be loaded: AttributeError"):
         flow("broken")
-    with pytest.raises(ConfigError, match="no such flow 'smell'; known: acoustic_features, broken, bytes, codes"):
+    with pytest.raises(
+        ConfigError, match="no such flow 'smell'; known: acoustic_features, begin_latents, broken, bytes, codes"
+    ):
         flow("smell")
 
 

@@ -17,7 +17,8 @@ from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.models.glm_image.vae import load_vae
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
-from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
+from workers.models.pictures.euler import EulerDenoiser, EulerRow
+from workers.models.pictures.guidance import Pass
 from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import LATENT, PictureVae
 from workers.runners.diffusion.model import Cost

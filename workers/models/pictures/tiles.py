@@ -26,7 +26,7 @@ class Tiling:
     height, width  of the picture, in pixels
     tile           pixels to a side of a tile; those at the right and at the bottom may be smaller
     stride         pixels from one tile to the next
-    picture        float [3, H, W], from the first tile on
+    picture        float [C, H, W], from the first tile on that ``add`` took
     done           the number of tiles decoded
     """
 
@@ -55,7 +55,18 @@ class Tiling:
         return slice(top, min(top + self.tile, self.height)), slice(left, min(left + self.tile, self.width))
 
     def add(self, tile: torch.Tensor) -> torch.Tensor:
-        """Join the next tile, float [3, h, w], which this changes, to those before it, and return ``picture``."""
+        """Join the next tile, float [C, h, w], which this changes, to those before it, and return ``picture``."""
+        if self.picture is None:
+            self.picture = tile.new_empty(len(tile), self.height, self.width)
+        rows, columns, kept = self.join(tile)
+        self.picture[:, rows, columns] = kept
+        return self.picture
+
+    def join(self, tile: torch.Tensor) -> tuple[slice, slice, torch.Tensor]:
+        """Join the next tile, float [C, h, w], which this changes, to those before it.
+
+        Return the rows and columns of the picture that are done with it, and what stands there.
+        """
         rows, columns = self.next()
         row, column = divmod(self.done, self.columns)
         overlap = self.tile - self.stride
@@ -63,14 +74,12 @@ class Tiling:
             _blend(self._above[column], tile, overlap, dim=1)
         if column and self._left is not None:
             _blend(self._left, tile, overlap, dim=2)
-        if self.picture is None:
-            self.picture = tile.new_empty(3, self.height, self.width)
         kept = tile[:, : self.stride, : self.stride]
-        self.picture[:, rows.start : rows.start + kept.shape[1], columns.start : columns.start + kept.shape[2]] = kept
         self._left = tile
         self._above[column : column + 1] = [tile[:, -overlap:].clone()]
         self.done += 1
-        return self.picture
+        height, width = kept.shape[1:]
+        return slice(rows.start, rows.start + height), slice(columns.start, columns.start + width), kept
 
 
 def _blend(before: torch.Tensor, tile: torch.Tensor, overlap: int, dim: int) -> None:

@@ -16,7 +16,8 @@ import torch
 
 from omni_jobs.errors import ConfigError, ModelError
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
-from workers.models.pictures.euler import EulerDenoiser, EulerRow, Pass
+from workers.models.pictures.euler import EulerDenoiser, EulerRow
+from workers.models.pictures.guidance import Pass
 from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import PictureVae, finite_floats
 from workers.models.qwen_image.latents import TOKEN, Sources, noise, unpack

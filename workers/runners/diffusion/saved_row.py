@@ -34,15 +34,25 @@ class SavedRow:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor. Raises ModelError when it is missing, of another shape or dtype, or not finite."""
-        tensor = self._tensors.get(name)
-        if not isinstance(tensor, torch.Tensor):
-            raise ModelError("it is missing", field=f"tensors.{name}")
-        if tensor.shape != shape or tensor.dtype != dtype:
-            message = f"{dtype} {list(shape)} is due, not {tensor.dtype} {list(tensor.shape)}"
-            raise ModelError(message, field=f"tensors.{name}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelError("it has values that are not finite", field=f"tensors.{name}")
-        return tensor
+        return _checked(self._tensors.get(name), f"tensors.{name}", shape, dtype)
+
+    def tensors(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return a list of ``count`` tensors, each checked as ``tensor`` does. Raises ModelError for another list."""
+        found, field = self._tensors.get(name), f"tensors.{name}"
+        if not isinstance(found, list) or len(found) != count:
+            raise ModelError(f"a list of {count} tensors is due", field=field)
+        return [_checked(tensor, f"{field}.{number}", shape, dtype) for number, tensor in enumerate(found)]
+
+
+def _checked(tensor: object, field: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ModelError("it is missing", field=field)
+    if tensor.shape != shape or tensor.dtype != dtype:
+        message = f"{dtype} {list(shape)} is due, not {tensor.dtype} {list(tensor.shape)}"
+        raise ModelError(message, field=field)
+    if not bool(torch.isfinite(tensor).all()):
+        raise ModelError("it has values that are not finite", field=field)
+    return tensor
 
 
 def weights_fingerprint(module: torch.nn.Module) -> str:

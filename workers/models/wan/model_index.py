@@ -1,0 +1,43 @@
+"""``Index``: what a Wan checkpoint's model_index.json says of its two experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from omni_jobs.errors import ConfigError
+from omni_jobs.prompts.checkpoint_files import read_json
+
+TEXT_CLASS: Final = "WanPipeline"
+PICTURE_CLASS: Final = "WanImageToVideoPipeline"
+"""The classes of checkpoints that film a description, and that begin with a picture."""
+
+EXPERTS: Final = ("transformer", "transformer_2")
+"""The folders of the transformer that takes the first, noisy steps, and of the one that takes the last."""
+
+
+class Index(NamedTuple):
+    """boundary_ratio: the part of the times, from 0 (the video) to 1 (noise), in which the second expert works."""
+
+    boundary_ratio: float
+
+
+def read_index(checkpoint: Path, class_name: str) -> Index:
+    """Return the index of a checkpoint of a class. Raises ConfigError naming the field for one not of two experts."""
+    path = checkpoint / "model_index.json"
+    index = read_json(path)
+    if index.get("_class_name") != class_name:
+        message = f"a {index.get('_class_name')!r:.100}, not a {class_name}"
+        raise ConfigError(message, file=str(path), field="_class_name")
+    if index.get("expand_timesteps"):
+        raise ConfigError(
+            "models with a time for each token are not supported", file=str(path), field="expand_timesteps"
+        )
+    ratio = index.get("boundary_ratio")
+    if not isinstance(ratio, float) or not 0 < ratio < 1:
+        raise ConfigError(
+            f"a number between 0 and 1 is due, as checkpoints of two experts have it, not {ratio!r:.40}",
+            file=str(path),
+            field="boundary_ratio",
+        )
+    return Index(ratio)
