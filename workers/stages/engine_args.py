@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import ConfigDict
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.fetch.guard import Guard
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@runtime_checkable
 class EngineModel(Protocol):
     """The part of vLLM's ``ModelConfig`` that ``OmniModelConfig`` reads, with vLLM's names."""
 
@@ -44,6 +47,8 @@ class OmniModelConfig:
     For a stage on vLLM it wraps vLLM's ``ModelConfig`` once its engine has started: what stands in config.json, as vLLM
     understands it with the stage's engine arguments. The properties that say so raise ConfigError before.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)  # engine arguments cross processes as JSON
 
     path: Path  # a checkpoint directory, in the layout of its family
     family: str  # qwen2_5_omni …
