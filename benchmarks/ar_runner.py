@@ -6,7 +6,7 @@
   way out of the engine.
 - Three kinds of rows captured, two layers beside the last, in an engine of its own.
 - A captured prompt that begins with a system prompt of 1,000 tokens, known or new, up to its first
-  token.
+  token; also on a model of 39 million weights, whose prefill takes longer than what every request costs.
 - Nothing captured: our worker against vLLM's own, each in an engine of its own.
 - One step's capture alone, without an engine: one addition and one copy for the whole batch,
   against an addition and a copy per request, with rows as long as the 3B model's.
@@ -26,6 +26,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,12 +40,16 @@ from rich.progress import Progress
 from benchmarks.figures import Figure, figure, report
 from omni_jobs.pipelines.loader import load_pipeline
 from omni_jobs.settings import Settings, packaged_directory
+from tests.oracles.causal_lm import build_causal_lm
 from workers.models.qwen2_5_omni.tiny_checkpoint import build_tiny_checkpoint
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.prefix_reader import PrefixReader
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
+from workers.runners.on_vllm.vllm_runner import VllmRunner
+from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
 from workers.vllm_hooks.model_runner import AddedRequest
@@ -65,7 +70,7 @@ STEPS = 64  # of a request, in the measure of a step alone
 
 
 def figures(*, runs: int, quick: bool) -> list[Figure]:
-    """Quick: one engine, few requests; that it runs, not how fast."""
+    """Quick: few requests; that it runs, not how fast."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker in the engine's process: none waits busily
     if _device().type == "cpu":  # threads that wait for a busy neighbour's core would be all one sees
         os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -85,10 +90,11 @@ class StockWorker(ARRunner):
     """The runner on vLLM's own worker, which captures nothing."""
 
     async def start(self) -> None:
-        from workers.vllm_hooks.engine import Engine
-
-        arguments = {name: value for name, value in self._engine_args.items() if name != "worker_cls"}
-        self._engine = await asyncio.to_thread(Engine.start, arguments)
+        self._spool = self._held.enter_context(closing(Spool(self.args.spool_dir, self.args.min_free_bytes)))
+        self._prefixes = PrefixReader(None)
+        self._engine_args = {name: value for name, value in self._engine_args.items() if name != "worker_cls"}
+        await VllmRunner.start(self)
+        self._stop_ids = []
 
 
 async def _with_engines(
@@ -97,24 +103,21 @@ async def _with_engines(
     args = _engine_args(checkpoint, max_num_seqs=max(counts))
     ours = ARRunner(args)
     layers = ARRunner(replace(args, engine=args.engine.model_copy(update={"hidden_layers": _LAYERS})))
-    stock = None if quick else StockWorker(args)
+    stock = StockWorker(args)
     transformers = Transformers(checkpoint)
     try:
         await ours.start()
-        if not quick:
-            await layers.start()
-        if stock is not None:
-            await stock.start()
+        await layers.start()
+        await stock.start()
         found: list[Figure] = []
         for count in counts:
             plain, captured = (_prompts(count, tokens, capture=capture) for capture in (False, True))
             sides: dict[str, Callable[[], Awaitable[None]]] = {
                 "capture off": _run(ours, plain),
                 "capture on": _run(ours, captured),
+                "vLLM's worker": _run(stock, plain),
+                "three kinds": _run(layers, captured),
             }
-            if stock is not None:
-                sides["vLLM's worker"] = _run(stock, plain)
-                sides["three kinds"] = _run(layers, captured)
             if count <= 32:
                 words = [prompt.prompt for prompt in plain]
                 sides["Transformers, one by one"] = _in_thread(partial(transformers.one_by_one, words, tokens))
@@ -123,14 +126,17 @@ async def _with_engines(
     finally:
         await ours.close()
         await layers.close()
-        if stock is not None:
-            await stock.close()
-    return [*found, *await _beginnings(args, runs, tokens=100 if quick else 1000)]
+        await stock.close()
+    beginning = 100 if quick else 1000
+    found += await _beginnings("", args, 4 * runs, beginning)
+    if not quick:
+        found += await _beginnings(" of the model of 39 million weights", _chat_args(checkpoint), runs, beginning)
+    return found
 
 
-async def _beginnings(args: OmniEngineArgs, runs: int, tokens: int) -> list[Figure]:
+async def _beginnings(of: str, args: OmniEngineArgs, runs: int, tokens: int) -> list[Figure]:
     """What a captured prompt takes up to its first token, if an earlier one had its beginning and if none had."""
-    engine = args.engine.model_copy(update={"enable_prefix_caching": True, "max_model_len": 2 * tokens})
+    engine = args.engine.model_copy(update={"enable_prefix_caching": True, "max_model_len": tokens + 20})
     runner = ARRunner(replace(args, engine=engine))
     parameters = ArParameters(temperature=0, max_tokens=1, ignore_eos=True)
     turn = itertools.count()
@@ -148,10 +154,10 @@ async def _beginnings(args: OmniEngineArgs, runs: int, tokens: int) -> list[Figu
     try:
         await runner.start()
         sides: dict[str, Callable[[], Awaitable[None]]] = {"known": partial(run, known), "new": a_new_one}
-        rounds = await _alternate(f"a beginning of {tokens} tokens", sides, 4 * runs)
+        rounds = await _alternate(f"a beginning of {tokens} tokens", sides, runs)
     finally:
         await runner.close()
-    of = f"a captured prompt with a beginning of {tokens} tokens"
+    of = f"a captured prompt{of} with a beginning of {tokens} tokens"
     found = [figure(f"{of}, {name}", "ms", [1e3 * one for one in times]) for name, times in rounds.clock.items()]
     return [*found, figure(f"{of}, time: known / new", "×", _ratios(rounds.clock["known"], rounds.clock["new"]))]
 
@@ -175,14 +181,25 @@ def _compared(rounds: Rounds, count: int, tokens: int) -> list[Figure]:
 
 
 def _engine_args(checkpoint: Path, max_num_seqs: int) -> OmniEngineArgs:
-    pipeline = load_pipeline(packaged_directory("stage_configs") / "qwen2_5_omni.yaml")
-    config = pipeline.stage("thinker")
-    model = Stage(pipeline, config, checkpoint).model
+    # Without the prefix cache, which only those that capture nothing read.
+    changed = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": False, "limit_mm_per_prompt": _NO_MEDIA}
+    return _stage_args("qwen2_5_omni", "thinker", checkpoint, changed)
+
+
+def _chat_args(beside: Path) -> OmniEngineArgs:
+    larger = beside.parent / "larger"
+    larger.mkdir()
+    build_causal_lm(larger, hidden_size=768, layers=8)
+    return _stage_args("chat", "llm", larger, {"kv_cache_memory_bytes": 268_435_456})
+
+
+def _stage_args(pipeline: str, stage: str, checkpoint: Path, changed: Mapping[str, Any]) -> OmniEngineArgs:
+    loaded = load_pipeline(packaged_directory("stage_configs") / f"{pipeline}.yaml")
+    config = loaded.stage(stage)
+    model = Stage(loaded, config, checkpoint).model
     if model is None:
         raise SystemExit("the pipeline has no model")
     args = OmniEngineArgs.for_stage(config, model, Settings())
-    # Without the prefix cache, which only those that capture nothing read.
-    changed = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": False, "limit_mm_per_prompt": _NO_MEDIA}
     return replace(args, engine=args.engine.model_copy(update=changed))
 
 
@@ -362,7 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--runs", type=int, default=5, help="times each side, alternating (default 5)")
-    parser.add_argument("--quick", action="store_true", help="one engine, few requests, one run: whether it works")
+    parser.add_argument("--quick", action="store_true", help="few requests, one run: whether it works")
     arguments = parser.parse_args()
     report(figures(runs=1 if arguments.quick else arguments.runs, quick=arguments.quick), arguments.json)
 
