@@ -55,7 +55,7 @@ class OmniModelConfig:
     component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
     voices: tuple[str, ...] = ()
     prompt_embeds: bool = False  # whether its prompts may be embeddings
-    vllm: EngineModel | None = field(default=None, compare=False, repr=False)
+    vllm: Any = field(default=None, compare=False, repr=False)  # ``in_engine``, or None; no process gets another's
 
     @classmethod
     def for_stage(cls, pipeline: Pipeline, stage: StageConfig, path: Path | None) -> OmniModelConfig | None:
@@ -95,7 +95,8 @@ class OmniModelConfig:
         """vLLM's ``ModelConfig``. Raises ConfigError before the stage's engine has started, and without vLLM."""
         if self.vllm is None:
             raise ConfigError(f"no engine of vLLM's has {self.family}'s component {self.component!r}", field="model")
-        return self.vllm
+        found: EngineModel = self.vllm
+        return found
 
     @property
     def dtype(self) -> torch.dtype:
