@@ -144,6 +144,16 @@ BROKEN = [
         "component code2wav runs in auto or float32, not bfloat16",
     ),
     Broken(
+        "two devices for a component that takes one", "    produces: waveform",
+        "    produces: waveform\n    engine: {cuda: {devices: 2}}", 23,
+        "stages.code2wav.engine.cuda.devices", "component code2wav takes no devices",
+    ),
+    Broken(
+        "adapters for a component that takes none", "    produces: waveform",
+        "    produces: waveform\n    engine: {lora_modules: {loud: /loras/loud}}", 23,
+        "stages.code2wav.engine.lora_modules", "component code2wav takes no lora_modules",
+    ),
+    Broken(
         "such a dtype on a host without an accelerator", "    produces: waveform",
         "    produces: waveform\n    engine:\n      cpu:\n        dtype: float16",
         25, "stages.code2wav.engine.cpu.dtype",

@@ -66,11 +66,11 @@ def need_of(pipeline: Pipeline, stage: StageConfig, directory: Path) -> CardNeed
     return CardNeed(
         pipeline=pipeline.name,
         stage=stage.name,
-        weights_bytes=sum(_weights(memory, directory, weight_bytes)) // engine.devices,
-        context_bytes=context // engine.devices,
+        weights_bytes=sum(_weights(memory, directory, weight_bytes)) // engine.weight_parts,
+        context_bytes=context // engine.weight_parts,
         context_tokens=tokens,
         work_bytes=memory.work_bytes,
-        cards=engine.devices,
+        cards=engine.cards,
         share=getattr(engine, "gpu_memory_utilization", None),
         takes_share=bool(memory.context),
     )

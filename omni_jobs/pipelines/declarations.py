@@ -87,6 +87,7 @@ class ComponentDeclaration:
     dialects        by flow, what its numbers mean; of a flow that such a stage takes, they must mean the same to the
                     component that makes it. A flow that is not named may mean anything
     memory          what it takes of a card's memory; None: its stages run on no card, or nobody reckoned it
+    takes           the engine settings that only some models take and this one does, such as "lora_modules"
     """
 
     runner: str
@@ -98,6 +99,7 @@ class ComponentDeclaration:
     resumable: bool = False
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     memory: CardMemory | None = None
+    takes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

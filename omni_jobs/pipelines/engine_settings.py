@@ -13,9 +13,19 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
-    def devices(self) -> int:
+    def cards(self) -> int:
         """The number of GPUs that the engine uses."""
         return 1
+
+    @property
+    def weight_parts(self) -> int:
+        """The number of cards among which the weights are divided; each of other cards has all of them."""
+        return self.cards
+
+    @property
+    def asked_of_model(self) -> frozenset[str]:
+        """The settings that are set and that only some models take: those whose component declares it."""
+        return frozenset()
 
     @property
     def takes_tools(self) -> bool:

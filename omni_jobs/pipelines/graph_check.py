@@ -121,6 +121,8 @@ def _check_parts(pipeline: Pipeline, stage: StageConfig, source: YamlSource, fou
     if has_settings:
         with collected(found):
             _check_dtype(stage, component, source)
+        with collected(found):
+            _check_taken(stage, component, source)
     if not has_component or not has_settings:  # a parameter may choose among what the settings list
         return
     with collected(found):
@@ -244,6 +246,15 @@ def _check_dialect(pipeline: Pipeline, stage: StageConfig, earlier: str, taken: 
             ("stages", stage.name, "inputs", earlier),
             f"component {stage.component} takes {taken} of {due.name}, and stage {earlier!r} makes {others}",
         )
+
+
+def _check_taken(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:
+    """Check that the component takes those engine settings that only some models take."""
+    taken = frozenset[str]() if component is None else component.takes
+    for path in sorted(stage.engine_settings.asked_of_model):
+        if (name := path.rpartition(".")[2]) not in taken:
+            subject = f"component {stage.component}" if stage.component is not None else "the stage's model"
+            raise source.error(("stages", stage.name, "engine", *path.split(".")), f"{subject} takes no {name}")
 
 
 def _check_dtype(stage: StageConfig, component: ComponentDeclaration | None, source: YamlSource) -> None:

@@ -172,7 +172,7 @@ class OmniEngineArgs:
     def cuda_devices(self) -> range:
         """The indices of the CUDA devices that the engine uses; empty where it uses none, or the runner chooses."""
         first = self.device_index or 0
-        return range(first, first + self.engine.devices) if self.device == "cuda" else range(0)
+        return range(first, first + self.engine.cards) if self.device == "cuda" else range(0)
 
     @classmethod
     def for_stage(cls, stage: StageConfig, model: OmniModelConfig | None, settings: Settings) -> OmniEngineArgs:

@@ -12,6 +12,7 @@ from omni_jobs.cards.need import _tensors
 from omni_jobs.cli import app
 from omni_jobs.errors import ConfigError
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.settings import Settings
 from tests.services.checkpoint import TinyCheckpoints
 
@@ -43,6 +44,10 @@ def write_hole(file: Path, tensors: Mapping[str, tuple[str, int]]) -> None:
 def needs(name: str, directory: Path) -> dict[str, CardNeed | None]:
     pipeline = load_pipeline(CONFIGS / f"{name}.yaml")
     return {stage.name: need_of(pipeline, stage, directory) for stage in pipeline.stages.values()}
+
+
+def with_engine(stage: StageConfig, engine: Mapping[str, object]) -> StageConfig:
+    return StageConfig.model_validate({**stage.model_dump(), "engine": engine})
 
 
 @pytest.fixture
@@ -116,6 +121,17 @@ def test_what_is_wrong_is_named(arguments: list[str], said: str) -> None:
 def test_pipelines_that_take_no_card() -> None:
     done = CliRunner().invoke(app, ["pipelines", "fit", "echo", "--gpu", "80"])
     assert (done.exit_code, done.stdout.strip()) == (0, "None of their stages runs on a card.")
+
+
+def test_each_of_two_devices_of_a_diffusion_stage_has_all_weights(tmp_path: Path) -> None:
+    write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 20_430 * 10**6)})
+    pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
+    given = pipeline.stages["denoise"]
+    one, two = (need_of(pipeline, with_engine(given, {"cuda": {"devices": devices}}), tmp_path) for devices in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert (one.cards, two.cards) == (1, 2)
+    assert one.weights_bytes == two.weights_bytes == 40_860 * 10**6
 
 
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class Denoise(EulerDenoiser[LatentRow]):
     def check(self, prompt: DiffusionPrompt[DenoiseParameters]) -> Cost:
         """Return the tokens that a step of the picture takes. Raises ModelError naming the field that does not fit."""
         request = _Request.of(prompt, self._transformer.codebook, self._transformer.channels)
+        self.adapters.check(request.parameters.lora)
         tokens = request.patches + self._glyphs.most_tokens(request.glyph_texts) + request.source_patches
         if request.parameters.guidance_scale > 1:
             tokens += request.patches + 1
@@ -107,15 +108,14 @@ class Denoise(EulerDenoiser[LatentRow]):
         generator = torch.Generator().manual_seed(prompt.seed)
         noise = torch.randn(self._transformer.channels, height // LATENT, width // LATENT, generator=generator)
         sources = [(patch_tokens(ids), latents) for ids, latents in request.sources]
-        condition = self._transformer.condition(
-            self._glyphs.encode(request.glyph_texts),
-            patch_tokens(request.token_ids.view(height // PIXELS, width // PIXELS)),
-            request.patches,
-            self._transformer.memory(sources),
-        )
+        glyphs = self._glyphs.encode(request.glyph_texts)
+        image_tokens = patch_tokens(request.token_ids.view(height // PIXELS, width // PIXELS))
         unconditional = None
-        if request.parameters.guidance_scale > 1:
-            unconditional = self._transformer.condition(self._glyphs.without_text, None, request.patches)
+        with self.adapters.rows([request.parameters.lora]):
+            memory = self._transformer.memory(sources)
+            condition = self._transformer.condition(glyphs, image_tokens, request.patches, memory)
+            if request.parameters.guidance_scale > 1:
+                unconditional = self._transformer.condition(self._glyphs.without_text, None, request.patches)
         return LatentRow(
             schedule=glm_schedule(self._schedule, request.patches, request.parameters.steps),
             seed=prompt.seed,
@@ -124,7 +124,13 @@ class Denoise(EulerDenoiser[LatentRow]):
             unconditional=unconditional,
             size=request.size,
             parameters=request.parameters,
+            lora=request.parameters.lora,
+            prompt=prompt,
         )
+
+    def adapt(self, directories: Mapping[str, str]) -> None:
+        """Load LoRA adapters of the transformer. Raises ConfigError naming the module and the file."""
+        self.adapters.load(self._transformer.network, directories)
 
     def tokens(self, each: Pass[LatentRow]) -> int:
         keys: int = each.condition.keys
@@ -138,7 +144,8 @@ class Denoise(EulerDenoiser[LatentRow]):
             times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device)
             latents = torch.stack([row.latents for row in rows])
             conditions = [passes[number].condition for number in numbers]
-            velocities = self._transformer.velocities(latents, conditions, times, rows[0].size)
+            with self.adapters.rows([row.lora for row in rows]):
+                velocities = self._transformer.velocities(latents, conditions, times, rows[0].size)
             found.update(zip(numbers, velocities, strict=True))
         return [found[number] for number in range(len(passes))]
 

@@ -70,6 +70,7 @@ GLM_IMAGE = Family(
             resumable=True,
             dialects=_LATENTS,
             memory=CardMemory(("transformer/", "text_encoder/"), work_bytes=3 * 10**9),
+            takes=frozenset({"devices", "lora_modules"}),
         ),
         "decode": ComponentDeclaration(
             "diffusion",

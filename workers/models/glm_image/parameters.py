@@ -7,6 +7,7 @@ from pydantic import Field
 
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.glm_image.grids import SIDES
+from workers.runners.lora_modules import LoraParameters
 
 _Side = Annotated[
     Annotated[int, SIDES] | None,
@@ -32,7 +33,7 @@ class GenerateParameters(StageParameters):
         return None if self.width is None or self.height is None else self.width * self.height
 
 
-class DenoiseParameters(StageParameters):
+class DenoiseParameters(LoraParameters):
     """Parameters of the stage that denoises the picture's latents."""
 
     work: ClassVar[Mapping[str, int]] = {"steps": 50}

@@ -117,6 +117,7 @@ class Transformer:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.network: torch.nn.Module = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.channels: int = model.config.in_channels

@@ -66,17 +66,20 @@ class EulerDenoiser(GuidedDenoiser[_Row]):
     def save(self, row: _Row) -> RowOutput:
         """Return the row's latents as they are between two steps, and what they were made with."""
         latents = row.latents.to("cpu", copy=True)
-        return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self.origin(row)})
+        return RowOutput({"latents": latents}, {"steps_done": row.steps_done, **self._whole_origin(row)})
 
     def resume(
         self, prompt: DiffusionPrompt[Any], tensors: Mapping[str, TensorTree], values: Mapping[str, Any]
     ) -> _Row:
         """Return the row that ``save`` saw. Raises ModelError naming what is missing, wrong, or of another job."""
         row, saved = self.begin(prompt), SavedRow(tensors, values)
-        saved.check(**self.origin(row))
+        saved.check(**self._whole_origin(row))
         row.steps_done = saved.steps_done(row.schedule.steps)
         row.latents = saved.tensor("latents", tuple(row.latents.shape), torch.float32).to(self.device, copy=True)
         return row
+
+    def _whole_origin(self, row: _Row) -> Mapping[str, Any]:
+        return {"lora": self.adapters.identity(row.lora), **self.origin(row)}
 
     def preview(self, row: _Row) -> torch.Tensor:
         """Return the picture that the row would become in one long step, roughly: uint8 [H / 8, W / 8, 3].

@@ -15,6 +15,9 @@ import torch
 
 from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.vae import PictureVae
+from workers.runners.diffusion.lora_adapters import LoraAdapters
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.ranks import Ranks, RowElsewhere
 from workers.runners.diffusion.step_budget import MemoryLimit
 from workers.runners.model_failure import lacks_memory
 
@@ -27,12 +30,18 @@ class GuidedRow:
     latents        float32 in whatever dtype the transformer runs
     condition      of the prompt, as the family has it
     unconditional  what guidance leads away from; None: there is no guidance
+    lora           the name of its LoRA adapter; None: the model as it is
+    prompt         what it was made of; a row on two devices must have it
+    elsewhere      the row on the second device; None: there is none yet
     """
 
     seed: int
     latents: torch.Tensor
     condition: Any
     unconditional: Any | None
+    lora: str | None = None
+    prompt: DiffusionPrompt[Any] | None = None
+    elsewhere: RowElsewhere | None = None
 
 
 _Guided = TypeVar("_Guided", bound=GuidedRow)
@@ -59,6 +68,8 @@ class GuidedDenoiser(ABC, Generic[_Guided]):
         self.joint = MemoryLimit(self.max_batch_cost if device.type == "cuda" else 0)
         self._load_vae = load_vae
         self._colours: Colours | None = None
+        self.adapters = LoraAdapters()
+        self._ranks: Ranks | None = None
 
     @abstractmethod
     def forward(self, passes: Sequence[Pass[_Guided]]) -> Sequence[torch.Tensor]:
@@ -76,20 +87,42 @@ class GuidedDenoiser(ABC, Generic[_Guided]):
         """Return where each row goes, float32 of the shape of its latents."""
         plain = [Pass(row, row.condition) for row in rows]
         negative = [Pass(row, row.unconditional) for row in rows if row.unconditional is not None]
-        found = self._jointly([*plain, *negative]) if negative else self.forward(plain)
-        if found is None:
-            found = [*self.forward(plain), *self.forward(negative)]
+        found = self._both(plain, negative) if negative else self.forward(plain)
         unguided = iter(found[len(rows) :])
         return [
             (each if row.unconditional is None else self.guided(row, each, next(unguided))).float()
             for row, each in zip(rows, found, strict=False)
         ]
 
+    def divide(self, ranks: Ranks) -> None:
+        """Let the unconditional pass of guided rows run on the second device from now on."""
+        self._ranks = ranks
+
+    def unconditional(self, rows: Sequence[_Guided], latents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return where the unconditional pass of each row goes from these latents."""
+        for row, each in zip(rows, latents, strict=True):
+            row.latents = each
+        return self.forward([Pass(row, row.unconditional) for row in rows])
+
     def colours(self) -> Colours:
         """Return the colours of latents, for previews. Raises ConfigError when the checkpoint has no VAE here."""
         if self._colours is None:
             self._colours = fit_colours(self._load_vae())  # which lets go of the VAE
         return self._colours
+
+    def _both(self, plain: Sequence[Pass[_Guided]], negative: Sequence[Pass[_Guided]]) -> Sequence[torch.Tensor]:
+        """Return both halves of guidance: on two devices, in one forward, or one after the other."""
+        if self._ranks is None:
+            joint = self._jointly([*plain, *negative])
+            return [*self.forward(plain), *self.forward(negative)] if joint is None else joint
+        rows = [each.row for each in negative]
+        self._ranks.begin(rows)
+        try:
+            found = self.forward(plain)
+        except BaseException:
+            self._ranks.discard(rows)
+            raise
+        return [*found, *self._ranks.predictions(rows).to(found[0].dtype)]
 
     def _jointly(self, passes: Sequence[Pass[_Guided]]) -> Sequence[torch.Tensor] | None:
         """Return one forward of both halves of guidance; None where memory does not let them be together."""

@@ -122,6 +122,7 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
     def check(self, prompt: DiffusionPrompt[_Parameters]) -> Cost:
         """Return the latent tokens of a step, those of sources counted. Raises ModelError naming what does not fit."""
         parameters = prompt.parameters
+        self.adapters.check(parameters.lora)
         self._check_embeds(prompt.tensors.get("prompt_embeds"), "prompt_embeds")
         if "negative_prompt_embeds" in prompt.tensors:
             self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
@@ -143,7 +144,13 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
             condition=self._on_device(prompt.tensors["prompt_embeds"]),
             unconditional=self._on_device(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
             sources=None if sources is None else sources._replace(tokens=self._on_device(sources.tokens)),
+            lora=parameters.lora,
+            prompt=prompt,
         )
+
+    def adapt(self, directories: Mapping[str, str]) -> None:
+        """Load LoRA adapters of the transformer. Raises ConfigError naming the module and the file."""
+        self.adapters.load(self._transformer, directories)
 
     def unpacked(self, row: DenoiseRow, latents: torch.Tensor) -> torch.Tensor:
         return unpack(latents, row.size)
@@ -189,14 +196,15 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
         grids = [(1, *size.grid) for size in rows[0].sizes]
         embeds, mask = _padded([each.condition for each in passes])
         times = torch.stack([row.schedule.times[row.steps_done] for row in rows]).to(self.device, self.dtype)
-        prediction: torch.Tensor = self._transformer(
-            hidden_states=torch.stack([_seen(row).to(self.dtype) for row in rows]),
-            timestep=times / 1000,
-            encoder_hidden_states=embeds,
-            encoder_hidden_states_mask=mask,
-            img_shapes=[grids] * len(rows),
-            return_dict=False,
-        )[0]
+        with self.adapters.rows([row.lora for row in rows]):
+            prediction: torch.Tensor = self._transformer(
+                hidden_states=torch.stack([_seen(row).to(self.dtype) for row in rows]),
+                timestep=times / 1000,
+                encoder_hidden_states=embeds,
+                encoder_hidden_states_mask=mask,
+                img_shapes=[grids] * len(rows),
+                return_dict=False,
+            )[0]
         return list(prediction[:, : rows[0].size.tokens])
 
     def guided(self, row: DenoiseRow, plain: torch.Tensor, unguided: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ _LATENTS = {"latents": Dialect("qwen_image", {"channels": 16})}  # of both famil
 _HEAD = ("text_encoder/lm_head.",)
 _VISION = ("text_encoder/visual.", "text_encoder/model.visual.")
 _TEXT_CONFIG = ("text_encoder/config.json",)
+_DENOISE_TAKES = frozenset({"devices", "lora_modules"})
 _DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9)
 
 _DECODE = ComponentDeclaration(
@@ -62,6 +63,7 @@ QWEN_IMAGE = Family(
             resumable=True,
             dialects=_LATENTS,
             memory=_DENOISE_MEMORY,
+            takes=_DENOISE_TAKES,
         ),
         "decode": _DECODE,
     },
@@ -107,6 +109,7 @@ QWEN_IMAGE_EDIT = Family(
             resumable=True,
             dialects=_LATENTS,
             memory=_DENOISE_MEMORY,
+            takes=_DENOISE_TAKES,
         ),
         "decode": _DECODE,
     },

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.pictures.sides import Sides
+from workers.runners.lora_modules import LoraParameters
 
 PATCH: Final = 16
 """Pixels to a side of the patch that one latent token stands for: 8 to a latent, 2 latents to a patch."""
@@ -27,7 +28,7 @@ SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
 """What a width or height may be, in pixels."""
 
 
-class StepParameters(StageParameters):
+class StepParameters(LoraParameters):
     """Parameters of the steps of a denoising, which solves an ODE from noise to latents by Euler's method."""
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {"pixels": ("width", "height")}

@@ -16,6 +16,7 @@ from contextlib import ExitStack, aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, OmniJobsError
+from workers.runners.ar.adapter_rank import check_adapter_rank
 from workers.runners.ar.asked_text import schema_of, text_parameters
 from workers.runners.ar.capture_budget import (
     ENLARGE_SPOOL,
@@ -31,7 +32,6 @@ from workers.runners.ar.draft_model import check_draft
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
 from workers.runners.ar.kept_prefixes import Reading
-from workers.runners.ar.lora_modules import check_lora_modules
 from workers.runners.ar.model_interface import INFORMATION
 from workers.runners.ar.prefix_reader import PrefixReader, RowsMissing
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
@@ -41,6 +41,7 @@ from workers.runners.ar.tool_use import MOST_CALLS, ToolUse, tool_call
 from workers.runners.cancellation import settled
 from workers.runners.declared_component import component_of
 from workers.runners.growing_text import GrowingText, Onward
+from workers.runners.lora_modules import check_lora_modules
 from workers.runners.on_vllm.vllm_runner import VllmRunner, given_arguments
 from workers.runners.runner import ProgressSink
 from workers.runners.spool import Spool
@@ -92,7 +93,8 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         self._spool = self._held.enter_context(closing(Spool(self.args.spool_dir, self.args.min_free_bytes)))
         try:
             adapters = self.engine.lora_modules
-            check_lora_modules(adapters, self._engine_args.get("max_lora_rank"), self.args.stage)
+            most = self._engine_args.get("max_lora_rank")
+            check_lora_modules(adapters, lambda each: check_adapter_rank(each, most), self.args.stage)
             check_draft(self._engine_args.get("speculative_config") or {}, self.args.stage)
             await asyncio.to_thread(self._check_tool_parser)
             await super().start()

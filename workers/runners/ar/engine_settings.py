@@ -6,22 +6,17 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from omni_jobs.pipelines.engine_settings import Device
+from workers.runners.lora_modules import LoraModules
 from workers.runners.on_vllm.engine_settings import VllmEngine
 
 OWN_NAMES = frozenset({"hidden_states", "mrope_positions", "mrope_delta", "token_ids", "codes"})
 """What a payload holds by the runner itself: no other output of a stage may have one of these names."""
 
-LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,63}$")]
-
 
 class ArEngine(VllmEngine):
     """Engine arguments of vLLM by their own names; under ``cpu`` and ``cuda`` those that replace them on such hosts."""
 
-    lora_modules: dict[LoraName, Annotated[str, Field(pattern=r"^/")]] = Field(
-        default={},
-        max_length=64,
-        description="name → directory of a LoRA adapter; a job names one in the parameter lora",
-    )
+    lora_modules: LoraModules = Field(default={})
 
     tool_parser: Annotated[
         str | None,

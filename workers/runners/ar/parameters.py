@@ -5,14 +5,14 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.response_format import ResponseFormat
+from workers.runners.lora_modules import LoraParameters
 
 MOST_LOGPROBS: Final = 100_000
 """Tokens with a logprob, alternatives among them, that a stage run's result has at most: about 8 MB of JSON."""
 
 
-class TokenParameters(StageParameters):
+class TokenParameters(LoraParameters):
     """Sampling parameters of an autoregressive stage, with the names and meanings of vLLM's ``SamplingParams``."""
 
     work: ClassVar[Mapping[str, int]] = {"max_tokens": 1024}
@@ -27,21 +27,6 @@ class TokenParameters(StageParameters):
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     ignore_eos: bool = False
-    lora: Annotated[
-        str | None, Field(min_length=1, max_length=64, description="a name in the stage's engine.lora_modules")
-    ] = None
-
-    @field_validator("lora")
-    @classmethod
-    def _listed(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """Check the name against the stage's engine settings, where these are the validation's context."""
-        if value is None or info.context is None:
-            return value
-        listed = getattr(info.context, "lora_modules", {})
-        if value not in listed:
-            known = ", ".join(sorted(listed)) or "none"
-            raise ValueError(f"the stage lists no LoRA module {value!r}; it lists {known}")
-        return value
 
     @field_validator("min_p")
     @classmethod

@@ -21,6 +21,7 @@ from workers.runners.diffusion.gpu_diffusion_model_runner import RowCaller
 from workers.runners.diffusion.gpu_diffusion_worker import GPUDiffusionWorker
 from workers.runners.diffusion.model import Cost
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.ranks import Ranks
 from workers.runners.diffusion.snapshot_origin import snapshot_origin
 from workers.runners.runner import CURRENT_RUN, ProgressSink, Snapshots
 from workers.stages.engine_args import OmniEngineArgs
@@ -36,11 +37,15 @@ class DiffusionRunner:
     """Runs prompts of one diffusion model in this process, step by step together. Implements ``ResumableRunner``."""
 
     def __init__(
-        self, args: OmniEngineArgs, on_computing: Callable[[frozenset[int]], None] = lambda computing: None
+        self,
+        args: OmniEngineArgs,
+        on_computing: Callable[[frozenset[int]], None] = lambda computing: None,
+        on_dead: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Make the runner; load nothing yet. Raises ConfigError for a model or dtype that no diffusion stage runs.
 
-        ``on_computing`` is called on the event loop with the stage runs whose steps are taken from now on.
+        ``on_computing`` is called on the event loop with the stage runs whose steps are taken from now on,
+        ``on_dead`` with the reason when the runner breaks.
         """
         self._args = args
         self._stage = args.stage
@@ -51,6 +56,8 @@ class DiffusionRunner:
         self._entries: set[_Entry] = set()
         self._leaving: list[asyncio.Future[None]] = []  # of cancelled runs, whose rows the thread is to drop
         self._on_computing = on_computing
+        self._on_dead = on_dead
+        self._watching: asyncio.Task[None] | None = None  # the engine's second device
         self._added = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._dead: str | None = None  # why no more steps are taken
@@ -58,7 +65,13 @@ class DiffusionRunner:
     async def start(self) -> None:
         """Load the model on the runner's thread. Raises ConfigError when the checkpoint lacks a part of it."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._worker.load_model)
+        try:
+            await loop.run_in_executor(self._thread, self._worker.load_model)
+        except BaseException:
+            self._worker.close()
+            raise
+        if (ranks := self._worker.ranks) is not None:
+            self._watching = asyncio.create_task(self._watch(ranks))
 
         def on_step(callers: Sequence[RowCaller]) -> None:
             computing = frozenset(entry.stage_run for entry in callers if isinstance(entry, _Entry))
@@ -109,11 +122,18 @@ class DiffusionRunner:
 
     async def close(self) -> None:
         """Stop between two steps and free the model; runs in progress raise EngineDead. Safe to call twice."""
+        self._on_dead = lambda reason: None
         self._stop("the runner was closed")
         if self._serving is not None:
             await self._serving
         await asyncio.to_thread(self._thread.shutdown)
         self._worker.close()
+        if self._watching is not None:
+            await self._watching
+
+    async def _watch(self, ranks: Ranks) -> None:
+        """Stop when the process of the second device ends."""
+        self._stop(await asyncio.to_thread(ranks.wait))
 
     @property
     def healthy(self) -> bool:
@@ -122,7 +142,9 @@ class DiffusionRunner:
 
     def _stop(self, reason: str) -> None:
         """Take no more steps: runs in progress raise EngineDead, and the step that runs now is the last."""
-        self._dead = self._dead or reason
+        if self._dead is None:
+            self._dead = reason
+            self._on_dead(reason)
         for entry in self._entries:
             if not entry.outcome.done():
                 entry.outcome.set_exception(EngineDead(self._dead, stage=self._stage))

@@ -61,7 +61,11 @@ class EngineMain:
         spool = SpoolFiles(Path(start["spool"]), start["min_free_bytes"])
         try:
             args = replace(ARGS.validate_python(start["args"]), engine=DiffusionEngine(**start["engine"]))
-            runner = DiffusionRunner(args, lambda computing: self._send({"computes": sorted(computing)}))
+            runner = DiffusionRunner(
+                args,
+                on_computing=lambda computing: self._send({"computes": sorted(computing)}),
+                on_dead=lambda reason: self._send({"dead": reason}),
+            )
             parameters_type = _parameters_type(args)
             await runner.start()
         except OmniJobsError as error:

@@ -11,6 +11,7 @@ tensors through the spool:
                       {cancel}                                           end the run of that number
                       {close}                                            end the process
     engine → worker   {ready, resumable} or {error}                      the model is loaded, or why not
+                      {dead}                                             why no steps are taken any more
                       {computes}                                         the runs whose steps are taken from now on
                       {run, done, total, unit, resumed_at, picture?}     progress, and the spool file of a new preview
                       {run, snapshot, steps_done}                        a new snapshot's spool file
@@ -268,6 +269,9 @@ class EngineProcess:
     def _receive(self, message: dict[str, Any]) -> None:
         if "computes" in message:
             self._computes = message["computes"]
+            return
+        if "dead" in message:
+            self._fail_all(message["dead"])
             return
         run = self._runs.get(message["run"])
         if run is not None and message.keys() & {"output", "error", "dropped"} and not run.over.done():

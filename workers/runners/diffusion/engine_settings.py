@@ -1,10 +1,12 @@
 """``DiffusionEngine``: the settings of a diffusion stage's engine."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
+from workers.runners.lora_modules import LoraModules
 
 
 class _Overrides(BaseModel):
@@ -29,6 +31,14 @@ class _Overrides(BaseModel):
         Annotated[int, Field(ge=1, description="between two snapshots of a stage run; None: not by steps")] | None
     ) = None
 
+    devices: Annotated[
+        int,
+        Field(ge=1, le=2, description="2: the unconditional pass of each step runs on the next device"),
+    ] = 1
+    rank_timeout_s: Annotated[
+        float, Field(gt=0, le=86_400, description="that one of two devices waits for the other before the engine ends")
+    ] = 300.0
+
 
 class DiffusionEngine(_Overrides, EngineSettings):
     """The settings of a diffusion stage's engine, and those that replace them on one kind of host."""
@@ -36,8 +46,28 @@ class DiffusionEngine(_Overrides, EngineSettings):
     preview_every_steps: Annotated[
         int, Field(ge=1, le=1000, description="steps from one preview to the next, for a job that asks for them")
     ] = 5
+    lora_modules: LoraModules = Field(default={})
     cpu: _Overrides | None = None
     cuda: _Overrides | None = None
+
+    @property
+    def asked_of_model(self) -> frozenset[str]:
+        asked = {"lora_modules"} if self.lora_modules else set[str]()
+        return frozenset(asked | {f"{at}devices" for at, each in self._by_host.items() if each.devices > 1})
+
+    @property
+    def _by_host(self) -> Mapping[str, "_Overrides"]:
+        """The settings of all hosts, and those that replace them on one kind, each with the path to it."""
+        given = {"": self, "cpu.": self.cpu, "cuda.": self.cuda}
+        return {at: each for at, each in given.items() if each is not None}
+
+    @property
+    def cards(self) -> int:
+        return self.devices
+
+    @property
+    def weight_parts(self) -> int:
+        return 1
 
     def is_snapshot_due(self, seconds: float, steps: int) -> bool:
         """Return whether to save a row whose last snapshot, or begin, is ``seconds`` and ``steps`` ago."""
@@ -53,8 +83,10 @@ class DiffusionEngine(_Overrides, EngineSettings):
         )
 
     def decisive(self) -> dict[str, Any]:
-        """Return the dtypes that are set, because they decide a result."""
+        """Return the dtypes that are set and the names of adapters, because they decide a result."""
         decisive: dict[str, Any] = {} if self.dtype is None else {"dtype": self.dtype}
+        if self.lora_modules:
+            decisive["lora_modules"] = sorted(self.lora_modules)
         for name in ("cpu", "cuda"):
             overrides: _Overrides | None = getattr(self, name)
             if overrides is not None and overrides.dtype is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -11,11 +12,21 @@ from omni_jobs.pipelines.plugins import named_object
 from workers.runners.declared_component import declared_component
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.gpu_diffusion_model_runner import GPUDiffusionModelRunner
-from workers.runners.diffusion.model import DiffusionModel, LoadDiffusionModel, ResumableModel
+from workers.runners.diffusion.model import (
+    AdaptableModel,
+    DiffusionModel,
+    DividedModel,
+    LoadDiffusionModel,
+    ResumableModel,
+)
+from workers.runners.diffusion.ranks import Ranks
 from workers.runners.diffusion.step_budget import StepBudget
 from workers.stages.engine_args import OmniEngineArgs
 
 logger = logging.getLogger(__name__)
+
+_PROTOCOLS: Mapping[str, type] = {"lora_modules": AdaptableModel, "devices": DividedModel}
+"""What a model is whose component takes these engine settings."""
 
 
 class GPUDiffusionWorker:
@@ -36,27 +47,56 @@ class GPUDiffusionWorker:
             )
         if component.implementation is None:
             raise ConfigError("its declaration names no implementation", field="component", stage=args.stage)
-        self._implementation = component.implementation
-        self._is_declared_resumable = component.resumable
+        for name in sorted(self.engine.asked_of_model - component.takes):
+            message = f"{self._model.family}/{self._model.component} takes no {name}"
+            raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
+        self._component = component
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")
         self._args = args
         self._model_runner: GPUDiffusionModelRunner | None = None
+        self._ranks: Ranks | None = None
 
     def load_model(self) -> None:
         """Load the model onto the device. Raises ConfigError when the checkpoint lacks a part of it."""
         begun = time.monotonic()
-        share = self.engine.gpu_memory_utilization
-        if self.device.type == "cuda" and share is not None:
-            torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
-        load = cast("LoadDiffusionModel", named_object(self._implementation, object))
-        model = load(self._model, self.device, self.engine.dtype)
-        self._check(model)
+        ranks = self._ranks = Ranks(self._args, self.engine) if self.engine.devices > 1 else None
+        if ranks is not None:
+            self._check_devices()
+            ranks.start()
+        model = self.load()
+        if ranks is not None:
+            ranks.join(self.device)
+            cast("DividedModel", model).divide(ranks)
         budget = StepBudget(
             self.engine.max_batch_cost or model.max_batch_cost, self.engine.max_num_seqs or self._args.max_in_flight
         )
         self._model_runner = GPUDiffusionModelRunner(model, self.device, budget, self.engine)
         logger.info("%s: loaded on %s in %.1f s", self._args.stage, self.device, time.monotonic() - begun)
+
+    def load(self) -> DiffusionModel:
+        """Return the model on the device, with the stage's LoRA adapters, to be run by someone else."""
+        share = self.engine.gpu_memory_utilization
+        if self.device.type == "cuda" and share is not None:
+            torch.cuda.set_per_process_memory_fraction(share, self._args.device_index)
+        if self.device.type == "cpu" and self.engine.devices > 1:
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.engine.devices))
+        load = cast("LoadDiffusionModel", named_object(self._component.implementation or "", object))
+        model = load(self._model, self.device, self.engine.dtype)
+        self._check(model)
+        if self.engine.lora_modules:
+            try:
+                cast("AdaptableModel", model).adapt(self.engine.lora_modules)
+            except ConfigError as error:
+                error.stage = error.stage or self._args.stage
+                raise
+        return model
+
+    def _check_devices(self) -> None:
+        first, count = self._args.device_index or 0, torch.cuda.device_count()
+        if self.device.type == "cuda" and count < first + self.engine.devices:
+            message = f"{count} CUDA devices are visible; the stage uses {self.engine.devices}, from number {first} on"
+            raise ConfigError(message, field="engine.devices", stage=self._args.stage)
 
     def _check(self, model: DiffusionModel) -> None:
         """Raise ConfigError naming what a loaded model lacks, because the first job would find it otherwise.
@@ -70,11 +110,20 @@ class GPUDiffusionWorker:
             missing.append("max_batch_cost, an integer of at least 1")
         if missing:
             raise ConfigError(f"{name} is no diffusion model: it has no {', no '.join(missing)}", field="component")
+        for taken, protocol in _PROTOCOLS.items():
+            if taken in self._component.takes and not isinstance(model, protocol):
+                message = f"{name} is declared to take {taken} and is no {protocol.__name__}"
+                raise ConfigError(message, field="component")
         is_resumable = isinstance(model, ResumableModel)
-        if self._is_declared_resumable and not is_resumable:
+        if self._component.resumable and not is_resumable:
             raise ConfigError(f"{name} is declared resumable and has no save and resume", field="component")
-        if is_resumable and not self._is_declared_resumable:
+        if is_resumable and not self._component.resumable:
             logger.warning("%s: %s can be resumed, and its declaration does not say so", self._args.stage, name)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The engine's second device; None where it has one alone."""
+        return self._ranks
 
     @property
     def is_resumable(self) -> bool:
@@ -91,5 +140,7 @@ class GPUDiffusionWorker:
     def close(self) -> None:
         """Free the model; safe to call twice."""
         self._model_runner = None
+        if self._ranks is not None:
+            self._ranks.close()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

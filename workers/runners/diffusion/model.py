@@ -11,7 +11,7 @@ changes. So all that a step needs of a row belongs to the row: its own number of
 state. The engine calls ``check`` on its event loop, everything else on one thread, in ``torch.inference_mode``.
 Examples: workers.models.qwen2_5_omni.code2wav, and examples/pastel, which docs/models.md explains.
 
-Two more protocols are optional: ``ResumableModel`` and ``PreviewingModel``.
+More protocols are optional: ``ResumableModel``, ``PreviewingModel``, ``AdaptableModel``, ``DividedModel``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from workers.stages.types import TensorTree
 if TYPE_CHECKING:
     import torch
 
+    from workers.runners.diffusion.ranks import Ranks
     from workers.stages.engine_args import OmniModelConfig
 
 LoadDiffusionModel = Callable[["OmniModelConfig", "torch.device", str | None], "DiffusionModel"]
@@ -124,3 +125,31 @@ class PreviewingModel(DiffusionModel, Protocol):
         need: then it is not called again in this process. After any other error this preview is left out, and the row
         goes on.
         """
+
+
+@runtime_checkable
+class AdaptableModel(DiffusionModel, Protocol):
+    """A model whose rows may each have a LoRA adapter, in one step with rows that have another or none.
+
+    Its component is declared to take ``lora_modules``, and its parameters are ``LoraParameters``.
+    """
+
+    def adapt(self, directories: Mapping[str, str]) -> None:
+        """Load the adapters in these directories, by name; called once, before any row.
+
+        Raises ConfigError naming the module and the file.
+        """
+
+
+@runtime_checkable
+class DividedModel(DiffusionModel, Protocol):
+    """A model of whose steps the unconditional pass can run on a second device.
+
+    Its component is declared to take ``devices``, and its rows are each a ``DividedRow``.
+    """
+
+    def divide(self, ranks: Ranks) -> None:
+        """Let ``ranks`` run the unconditional passes from now on; called once, before any row."""
+
+    def unconditional(self, rows: Sequence[Any], latents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return where the unconditional pass of each row goes, on the second device. The rows have these latents."""

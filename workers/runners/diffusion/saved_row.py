@@ -60,8 +60,13 @@ def weights_fingerprint(module: torch.nn.Module) -> str:
 
     It samples each weight, so that it takes milliseconds: a trained model and one trained further differ everywhere.
     """
+    return fingerprint_of_weights(module.state_dict())
+
+
+def fingerprint_of_weights(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the same text for the weights of a module, by name."""
     digest = hashlib.sha256()
-    for name, weight in sorted(module.state_dict().items()):
+    for name, weight in sorted(weights.items()):
         digest.update(f"{name} {list(weight.shape)} {weight.dtype};".encode())
         sample = weight.detach().flatten()[:_SAMPLED].to("cpu", torch.float32)
         digest.update(sample.contiguous().numpy().tobytes())

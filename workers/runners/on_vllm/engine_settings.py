@@ -161,7 +161,7 @@ class VllmEngine(VllmArguments, EngineSettings):
     cuda: VllmArguments | None = None
 
     @property
-    def devices(self) -> int:
+    def cards(self) -> int:
         """The number of GPUs that the engine uses, one for each rank."""
         return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
 

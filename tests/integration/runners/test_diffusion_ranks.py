@@ -1,0 +1,167 @@
+"""A diffusion engine on two devices: the same results, and an end with either rank's."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
+from tests.integration.runners.codec_prompts import nothing
+from tests.integration.runners.qwen_image_prompts import prompt, run
+from tests.oracles.picture_lora import build_picture_adapter
+from tests.processes import named, until_gone
+from workers.models.glm_image.denoise import load_denoise
+from workers.models.glm_image.parameters import DenoiseParameters
+from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
+from workers.runners.diffusion.diffusion_runner import DiffusionRunner
+from workers.runners.diffusion.engine_process import EngineProcess
+from workers.runners.diffusion.engine_settings import DiffusionEngine
+from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
+from workers.stages.types import Progress
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+CPU = torch.device("cpu")
+LONG = prompt(steps=200)
+
+
+def args(checkpoint: Path, spool: Path, family: str = "qwen_image", **engine: Any) -> OmniEngineArgs:
+    model = OmniModelConfig(checkpoint, family, "denoise")
+    settings = DiffusionEngine(devices=2, **engine)
+    return OmniEngineArgs("draw", model, "cpu", None, 8, settings, spool_dir=spool)
+
+
+@asynccontextmanager
+async def started(args: OmniEngineArgs) -> AsyncIterator[DiffusionRunner]:
+    runner = DiffusionRunner(args)
+    await runner.start()
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_qwen_images: Callable[[int], Path]) -> Path:
+    return tiny_qwen_images(0)
+
+
+def second_rank(above: int) -> int:
+    (pid,) = named(above, b"second_rank")
+    return pid
+
+
+async def begun(running: Callable[[Callable[[Progress], None]], Any]) -> asyncio.Task[Any]:
+    """Start a run, and return once it has taken a step."""
+    stepped = asyncio.Event()
+    task = asyncio.create_task(running(lambda progress: stepped.set()))
+    await stepped.wait()
+    return task
+
+
+async def test_rows_are_as_on_one_device_and_no_rank_outlives_the_engine(checkpoint: Path, tmp_path: Path) -> None:
+    """Guided and unguided, with an adapter and without, cancelled, refused, together and one after the other."""
+    loud = str(build_picture_adapter(checkpoint, tmp_path / "loud", 1))
+    alone: Denoiser = load_denoiser(OmniModelConfig(checkpoint, "qwen_image", "denoise"), CPU, None)
+    alone.adapt({"loud": loud})
+    engine = EngineProcess(args(checkpoint, tmp_path / "spool", lora_modules={"loud": loud}))
+    await engine.start()
+    try:
+        assert engine.pid is not None
+        rank = second_rank(engine.pid)
+        cancelled = await begun(lambda progress: engine.run(LONG, progress))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        given = [
+            prompt(5 + n, None if n == 1 else 3, seed=n, steps=2 + n, lora="loud" if n > 2 else None) for n in range(5)
+        ]
+        outputs = await asyncio.gather(*(engine.run(each, nothing) for each in given))
+        with pytest.raises(ModelError):
+            await engine.run(replace(given[0], tensors={}), nothing)
+        outputs.append(await engine.run(given[0], nothing))
+        for each, output in zip([*given, given[0]], outputs, strict=True):
+            expected: Any = run(alone, [each])[0].tensors["latents"]
+            found: Any = output.multimodal_outputs["latents"]
+            assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+        running = await begun(lambda progress: engine.run(LONG, progress))
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            await running
+        until_gone([rank], within_s=60)
+    finally:
+        await engine.close()
+
+
+async def test_glm_image_is_as_on_one_device(tiny_glm_images: Callable[[int], Path], tmp_path: Path) -> None:
+    checkpoint = tiny_glm_images(0)
+    ids = torch.arange(6) * 100
+    values = {"height": 64, "width": 96, "glyph_texts": ["Open"]}
+    given = [DiffusionPrompt({"token_ids": ids + n}, values, DenoiseParameters(steps=2 + n), n) for n in range(3)]
+    alone = load_denoise(OmniModelConfig(checkpoint, "glm_image", "denoise"), CPU, None)
+    async with started(args(checkpoint, tmp_path, "glm_image")) as runner:
+        outputs = await asyncio.gather(*(runner.run(each, nothing) for each in given))
+    for each, output in zip(given, outputs, strict=True):
+        expected: Any = run(alone, [each])[0].tensors["latents"]
+        found: Any = output.multimodal_outputs["latents"]
+        assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "second device (ended|is gone)"),
+        (signal.SIGSTOP, "has not answered within 1 s|does not answer"),
+    ],
+)
+async def test_a_rank_that_ends_or_hangs_is_a_dead_engine(
+    checkpoint: Path, tmp_path: Path, number: signal.Signals, message: str
+) -> None:
+    async with started(args(checkpoint, tmp_path, rank_timeout_s=1 if number == signal.SIGSTOP else 600)) as runner:
+        rank = second_rank(os.getpid())
+        running = asyncio.create_task(runner.run(LONG, nothing))
+        os.kill(rank, number)
+        with pytest.raises(EngineDead, match=message) as caught:
+            await running
+        assert caught.value.retryable
+        assert not runner.healthy
+        with pytest.raises(EngineDead):
+            await runner.run(prompt(), nothing)
+    until_gone([rank], within_s=60)
+
+
+async def test_an_idle_engine_whose_rank_ends_is_dead_and_its_worker_hears_of_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    runner = DiffusionRunner(args(checkpoint, tmp_path), on_dead=dead.set_result)
+    await runner.start()
+    try:
+        os.kill(second_rank(os.getpid()), signal.SIGKILL)
+        assert "second device ended with status -9" in await dead
+        assert not runner.healthy
+    finally:
+        await runner.close()
+
+
+async def test_what_one_rank_cannot_load_is_the_engines_error(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await DiffusionRunner(args(checkpoint, tmp_path, lora_modules={"gone": "/nowhere"})).start()
+    assert caught.value.field == "engine.lora_modules.gone"
+    until_gone(named(os.getpid(), b"second_rank"), within_s=60)
+
+
+def test_a_component_that_takes_one_device_alone_refuses_two(checkpoint: Path, tmp_path: Path) -> None:
+    decode = OmniModelConfig(checkpoint, "qwen_image", "decode")
+    with pytest.raises(OmniJobsError, match="takes no devices") as caught:
+        DiffusionRunner(replace(args(checkpoint, tmp_path), model=decode))
+    assert caught.value.field == "engine.devices"
