@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ _DRIVER_BYTES: Final = 500_000_000  # CUDA's context of a process
 _BYTES_OF_DTYPE: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _FLOATS: Final = {"F64", "F32", "F16", "BF16"}  # what a dtype converts; quantized weights stay as they are
 _BITS: Final = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "U64": 64, "U32": 32}
+_BLOCK: Final = re.compile(r"\w+\.\d+\.")  # a block's name among those of weights
+_BLOCKS_AT_A_TIME: Final = 2  # of an offloaded model: the one that computes, and the next
 _MOST_HEADER_BYTES: Final = 100_000_000  # as safetensors itself reads
 _OF_QUANTIZED: Final = 8  # the bits of every other dtype: F8, I8, U8, BOOL
 
@@ -66,7 +70,7 @@ def need_of(pipeline: Pipeline, stage: StageConfig, directory: Path) -> CardNeed
     return CardNeed(
         pipeline=pipeline.name,
         stage=stage.name,
-        weights_bytes=sum(_weights(memory, directory, weight_bytes)) // engine.weight_parts,
+        weights_bytes=_on_card(memory, directory, weight_bytes, engine) // engine.weight_parts,
         context_bytes=context // engine.weight_parts,
         context_tokens=tokens,
         work_bytes=memory.work_bytes,
@@ -76,8 +80,23 @@ def need_of(pipeline: Pipeline, stage: StageConfig, directory: Path) -> CardNeed
     )
 
 
-def _weights(memory: CardMemory, directory: Path, value_bytes: int) -> Iterator[int]:
-    """Yield the bytes on a card of each weight that is loaded. Raises ConfigError where there is none."""
+def _on_card(memory: CardMemory, directory: Path, value_bytes: int, engine: Any) -> int:
+    """Return the bytes of all weights that are on a card at a time. Raises ConfigError as ``_weights`` does."""
+    compact_bytes = 1 if getattr(engine, "weights", None) == "float8" else value_bytes
+    rest, blocks = 0, Counter[str]()
+    for name, size in _weights(memory, directory, value_bytes):
+        is_compact = name.startswith(memory.compact)
+        size = size * compact_bytes // value_bytes if is_compact else size
+        block = _BLOCK.match(name.removeprefix(memory.compact)) if is_compact else None
+        if block is None or not getattr(engine, "offload_blocks", False):
+            rest += size
+        else:
+            blocks[block[0]] += size
+    return rest + _BLOCKS_AT_A_TIME * max(blocks.values(), default=0)
+
+
+def _weights(memory: CardMemory, directory: Path, value_bytes: int) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes on a card of each weight that is loaded. Raises ConfigError where there is none."""
     found = False
     for folder in sorted({each.rpartition("/")[0] for each in memory.weights}):
         files = sorted((directory / folder).glob("*.safetensors"))
@@ -88,10 +107,10 @@ def _weights(memory: CardMemory, directory: Path, value_bytes: int) -> Iterator[
                 whole = f"{folder}/{name}" if folder else name
                 if whole.startswith(memory.weights) and not whole.startswith(memory.without or ("\0",)):
                     found = True
-                    yield values * (value_bytes if dtype in _FLOATS else _BITS.get(dtype, _OF_QUANTIZED) // 8)
+                    yield whole, values * (value_bytes if dtype in _FLOATS else _BITS.get(dtype, _OF_QUANTIZED) // 8)
         for file in () if files else sorted((directory / folder).glob("*.gguf")):
             found = True
-            yield file.stat().st_size  # its weights stay as they are
+            yield file.name, file.stat().st_size  # its weights stay as they are
     if not found:
         raise ConfigError(f"no weights {' or '.join(memory.weights)}… in *.safetensors", file=str(directory))
 

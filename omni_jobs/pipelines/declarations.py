@@ -62,6 +62,8 @@ class CardMemory:
     context     the file and the keys in it that lead to the config of the transformer whose keys and values it keeps,
                 such as "config.json", "text_config"; empty: it keeps none
     work_bytes  its activations and buffers in the largest step of the family's stage config: an estimate
+    compact     the beginning of the names of the weights that a diffusion engine's ``weights`` and ``offload_blocks``
+                are about
     """
 
     weights: tuple[str, ...] = ("",)
@@ -69,6 +71,7 @@ class CardMemory:
     auto_bytes: int = 2
     context: tuple[str, ...] = ()
     work_bytes: int = 2 * 10**9
+    compact: str = "\0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class OmniModelConfig:
     component: str | None  # thinker, talker, code2wav …; None: the whole checkpoint
     voices: tuple[str, ...] = ()
     prompt_embeds: bool = False  # whether its prompts may be embeddings
+    weights: str | None = None  # float8: in 8 bit; None: in the engine's dtype
+    offload_blocks: bool = False  # whether its blocks stay in host memory
     vllm: Any = field(default=None, compare=False, repr=False)  # ``in_engine``, or None; no process gets another's
 
     @classmethod

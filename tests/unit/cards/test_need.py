@@ -134,6 +134,28 @@ def test_each_of_two_devices_of_a_diffusion_stage_has_all_weights(tmp_path: Path
     assert one.weights_bytes == two.weights_bytes == 40_860 * 10**6
 
 
+@pytest.mark.parametrize(
+    ("engine", "millions"),
+    [
+        ({}, 40_960),
+        ({"weights": "float8"}, 20_480),
+        ({"offload_blocks": True}, 1_520),
+        ({"weights": "float8", "offload_blocks": True}, 760),
+        ({"offload_blocks": False, "cuda": {"offload_blocks": True}}, 1_520),
+    ],
+)
+def test_a_compact_transformer_takes_less(tmp_path: Path, engine: dict[str, object], millions: int) -> None:
+    blocks = {f"transformer_blocks.{n}.w": ("BF16", 340 * 10**6) for n in range(60)}
+    write_hole(tmp_path / "transformer" / "model.safetensors", {**blocks, "img_in.weight": ("BF16", 80 * 10**6)})
+    write_hole(tmp_path / "vae" / "model.safetensors", {"w": ("BF16", 10**6)})
+    pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
+    stage = with_engine(pipeline.stages["denoise"], engine)
+    need = need_of(pipeline, stage, tmp_path)
+    assert need is not None
+    # Blocks but for two are in host memory; what is no block stays on the card.
+    assert need.weights_bytes == millions * 10**6
+
+
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:
     write_hole(tmp_path / "model.safetensors", {"q": ("I32", 1000), "s": ("F32", 1000), "e": ("F8_E4M3", 1000)})
     write_hole(tmp_path / "consolidated.safetensors", {"q": ("I32", 1000)})

@@ -16,7 +16,8 @@ from workers.models.glm_image.schedule import glm_schedule
 from workers.models.glm_image.sources import SIDE, Source
 from workers.models.glm_image.transformer import Condition, Transformer
 from workers.models.glm_image.vae import load_vae
-from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
+from workers.models.pictures.compact_transformer import load_compact
+from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint
 from workers.models.pictures.euler import EulerDenoiser, EulerRow
 from workers.models.pictures.guidance import Pass
 from workers.models.pictures.schedule import read_euler_config
@@ -40,7 +41,7 @@ _SAVED_BY = "glm_image denoise 1"  # raised when a saved row comes to mean somet
 def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoise:
     """Return the model of a checkpoint; ``dtype`` None or auto: bfloat16 on a GPU, else float32. Raises ConfigError."""
     torch_dtype = denoising_dtype(dtype, device)
-    transformer = Transformer(load_part(model.path, "transformer", TRANSFORMER_CLASS, device, torch_dtype))
+    transformer = Transformer(load_compact(model, TRANSFORMER_CLASS, device, torch_dtype))
     if transformer.patch != _PATCH:
         file = str(model.path / "transformer" / "config.json")
         raise ConfigError(f"patches of {_PATCH} latents are due", file=file, field="patch_size")
@@ -130,7 +131,7 @@ class Denoise(EulerDenoiser[LatentRow]):
 
     def adapt(self, directories: Mapping[str, str]) -> None:
         """Load LoRA adapters of the transformer. Raises ConfigError naming the module and the file."""
-        self.adapters.load(self._transformer.network, directories)
+        self.adapters.load(self._transformer.network, directories, self._transformer.dtype)
 
     def tokens(self, each: Pass[LatentRow]) -> int:
         keys: int = each.condition.keys

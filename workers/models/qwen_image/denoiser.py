@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from omni_jobs.errors import ConfigError, ModelError
-from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint, load_part
+from workers.models.pictures.compact_transformer import load_compact, offload_blocks
+from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint
 from workers.models.pictures.euler import EulerDenoiser, EulerRow
 from workers.models.pictures.guidance import Pass
 from workers.models.pictures.schedule import read_euler_config
@@ -61,7 +62,7 @@ def load_editor(model: OmniModelConfig, device: torch.device, dtype: str | None)
 def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, edits: bool) -> Denoiser:
     torch_dtype = denoising_dtype(dtype, device)
     schedule = read_euler_config(model.path)
-    transformer = load_part(model.path, "transformer", "QwenImageTransformer2DModel", device, torch_dtype)
+    transformer = load_compact(model, "QwenImageTransformer2DModel", device, torch_dtype)
     file = str(model.path / "transformer" / "config.json")
     for setting in _OTHER_MODELS if edits else (*_OTHER_MODELS, _EDITS):
         if transformer.config.get(setting):
@@ -69,7 +70,14 @@ def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, ed
     if (transformer.config.in_channels, transformer.config.patch_size) != (TOKEN, 2):
         raise ConfigError(f"tokens of {TOKEN} channels, patches of 2 x 2 are due", file=file, field="in_channels")
     identity = fingerprint(model.path, ("transformer", "scheduler"))
-    return Denoiser(transformer, schedule, identity, lambda: load_vae(model.path, device, torch.float32), edits=edits)
+    return Denoiser(
+        transformer,
+        schedule,
+        identity,
+        lambda: load_vae(model.path, device, torch.float32),
+        edits=edits,
+        device=device,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,13 +113,15 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
         load_vae: Callable[[], PictureVae],
         *,
         edits: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """Take the transformer and the scheduler's settings.
 
         ``identity`` tells the model from others; ``load_vae`` is called for previews.
-        ``edits``: whether each row edits pictures; else none does.
+        ``edits``: whether each row edits pictures; else none does. ``device`` is where it computes; None: where the
+        transformer is.
         """
-        super().__init__(transformer.device, _MAX_BATCH_COST, load_vae)
+        super().__init__(device or transformer.device, _MAX_BATCH_COST, load_vae)
         self._transformer = transformer
         self._schedule = schedule
         self._identity = identity
@@ -150,7 +160,10 @@ class Denoiser(EulerDenoiser[DenoiseRow]):
 
     def adapt(self, directories: Mapping[str, str]) -> None:
         """Load LoRA adapters of the transformer. Raises ConfigError naming the module and the file."""
-        self.adapters.load(self._transformer, directories)
+        self.adapters.load(self._transformer, directories, self.dtype)
+
+    def offload(self, device: torch.device) -> None:
+        offload_blocks(self._transformer, device)
 
     def unpacked(self, row: DenoiseRow, latents: torch.Tensor) -> torch.Tensor:
         return unpack(latents, row.size)

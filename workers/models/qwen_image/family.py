@@ -28,8 +28,8 @@ _LATENTS = {"latents": Dialect("qwen_image", {"channels": 16})}  # of both famil
 _HEAD = ("text_encoder/lm_head.",)
 _VISION = ("text_encoder/visual.", "text_encoder/model.visual.")
 _TEXT_CONFIG = ("text_encoder/config.json",)
-_DENOISE_TAKES = frozenset({"devices", "lora_modules"})
-_DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9)
+_DENOISE_TAKES = frozenset({"devices", "lora_modules", "offload_blocks", "weights"})
+_DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9, compact="transformer/")
 
 _DECODE = ComponentDeclaration(
     "diffusion",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from omni_jobs.pipelines.engine_settings import Device, EngineSettings
 from workers.runners.lora_modules import LoraModules
@@ -35,9 +35,24 @@ class _Overrides(BaseModel):
         int,
         Field(ge=1, le=2, description="2: the unconditional pass of each step runs on the next device"),
     ] = 1
+    weights: (
+        Annotated[Literal["float8"], Field(description="float8: the transformer's weights are kept in 8 bit")] | None
+    ) = None
+    offload_blocks: Annotated[
+        bool, Field(description="the transformer's blocks stay in host memory, and come to the card to compute")
+    ] = False
     rank_timeout_s: Annotated[
         float, Field(gt=0, le=86_400, description="that one of two devices waits for the other before the engine ends")
     ] = 300.0
+
+
+class _OnCpu(_Overrides):
+    @field_validator("offload_blocks")
+    @classmethod
+    def _needs_a_card(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("on a CPU all weights are in host memory: set it under cuda")
+        return value
 
 
 class DiffusionEngine(_Overrides, EngineSettings):
@@ -47,13 +62,16 @@ class DiffusionEngine(_Overrides, EngineSettings):
         int, Field(ge=1, le=1000, description="steps from one preview to the next, for a job that asks for them")
     ] = 5
     lora_modules: LoraModules = Field(default={})
-    cpu: _Overrides | None = None
+    cpu: _OnCpu | None = None
     cuda: _Overrides | None = None
 
     @property
     def asked_of_model(self) -> frozenset[str]:
         asked = {"lora_modules"} if self.lora_modules else set[str]()
-        return frozenset(asked | {f"{at}devices" for at, each in self._by_host.items() if each.devices > 1})
+        for at, each in self._by_host.items():
+            wanted = {"devices": each.devices > 1, "weights": each.weights, "offload_blocks": each.offload_blocks}
+            asked |= {f"{at}{name}" for name, is_set in wanted.items() if is_set}
+        return frozenset(asked)
 
     @property
     def _by_host(self) -> Mapping[str, "_Overrides"]:
@@ -83,12 +101,19 @@ class DiffusionEngine(_Overrides, EngineSettings):
         )
 
     def decisive(self) -> dict[str, Any]:
-        """Return the dtypes that are set and the names of adapters, because they decide a result."""
+        """Return the dtypes and weights that are set and the names of adapters, because they decide a result."""
         decisive: dict[str, Any] = {} if self.dtype is None else {"dtype": self.dtype}
+        if self.weights is not None:
+            decisive["weights"] = self.weights
         if self.lora_modules:
             decisive["lora_modules"] = sorted(self.lora_modules)
         for name in ("cpu", "cuda"):
             overrides: _Overrides | None = getattr(self, name)
-            if overrides is not None and overrides.dtype is not None:
-                decisive[name] = {"dtype": overrides.dtype}
+            if overrides is None:
+                continue
+            own: dict[str, Any] = {} if overrides.dtype is None else {"dtype": overrides.dtype}
+            if "weights" in overrides.model_fields_set and overrides.weights != self.weights:
+                own["weights"] = overrides.weights
+            if own:
+                decisive[name] = own
         return decisive

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -17,6 +18,7 @@ from workers.runners.diffusion.model import (
     DiffusionModel,
     DividedModel,
     LoadDiffusionModel,
+    OffloadedModel,
     ResumableModel,
 )
 from workers.runners.diffusion.ranks import Ranks
@@ -25,7 +27,11 @@ from workers.stages.engine_args import OmniEngineArgs
 
 logger = logging.getLogger(__name__)
 
-_PROTOCOLS: Mapping[str, type] = {"lora_modules": AdaptableModel, "devices": DividedModel}
+_PROTOCOLS: Mapping[str, type] = {
+    "lora_modules": AdaptableModel,
+    "devices": DividedModel,
+    "offload_blocks": OffloadedModel,
+}
 """What a model is whose component takes these engine settings."""
 
 
@@ -50,6 +56,9 @@ class GPUDiffusionWorker:
         for name in sorted(self.engine.asked_of_model - component.takes):
             message = f"{self._model.family}/{self._model.component} takes no {name}"
             raise ConfigError(message, field=f"engine.{name}", stage=args.stage)
+        if self.engine.offload_blocks and args.device == "cpu":
+            message = "on a CPU all weights are in host memory: set it under cuda"
+            raise ConfigError(message, field="engine.offload_blocks", stage=args.stage)
         self._component = component
         index = "" if args.device_index is None else f":{args.device_index}"
         self.device = torch.device(f"{args.device}{index}")
@@ -82,7 +91,8 @@ class GPUDiffusionWorker:
         if self.device.type == "cpu" and self.engine.devices > 1:
             torch.set_num_threads(max(1, torch.get_num_threads() // self.engine.devices))
         load = cast("LoadDiffusionModel", named_object(self._component.implementation or "", object))
-        model = load(self._model, self.device, self.engine.dtype)
+        chosen = replace(self._model, weights=self.engine.weights, offload_blocks=self.engine.offload_blocks)
+        model = load(chosen, self.device, self.engine.dtype)
         self._check(model)
         if self.engine.lora_modules:
             try:
@@ -90,6 +100,8 @@ class GPUDiffusionWorker:
             except ConfigError as error:
                 error.stage = error.stage or self._args.stage
                 raise
+        if self.engine.offload_blocks:
+            cast("OffloadedModel", model).offload(self.device)
         return model
 
     def _check_devices(self) -> None:

@@ -39,8 +39,8 @@ class LoraAdapters:
         self._names: dict[str, str] = {}  # an operator's name → PEFT's, in which no dot may be
         self._rows: list[str] = []  # PEFT's names of the rows of the forward under way
 
-    def load(self, network: torch.nn.Module, directories: Mapping[str, str]) -> None:
-        """Add the adapters in these directories to the network.
+    def load(self, network: torch.nn.Module, directories: Mapping[str, str], dtype: torch.dtype) -> None:
+        """Add the adapters in these directories to the network, to be computed in ``dtype``.
 
         Raises ConfigError naming the module and the file for one that is no LoRA adapter of this network, and where
         PEFT is not installed.
@@ -53,7 +53,7 @@ class LoraAdapters:
         linear = {name: each for name, each in network.named_modules() if isinstance(each, torch.nn.Linear)}
         for name, directory in directories.items():
             try:
-                self._load(network, linear, name, Path(directory))
+                self._load(network, linear, name, Path(directory), dtype)
             except ConfigError as error:
                 raise ConfigError(str(error), field=f"engine.lora_modules.{name}") from error
         network.eval().requires_grad_(False)
@@ -62,9 +62,15 @@ class LoraAdapters:
                 layer.register_forward_pre_hook(self._name_rows, with_kwargs=True)
 
     def _load(
-        self, network: torch.nn.Module, linear: Mapping[str, torch.nn.Linear], name: str, directory: Path
+        self,
+        network: torch.nn.Module,
+        linear: Mapping[str, torch.nn.Linear],
+        name: str,
+        directory: Path,
+        dtype: torch.dtype,
     ) -> None:
         from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+        from peft.tuners.lora import LoraLayer
 
         check_checkpoint(directory)
         adapter = _Adapter.read(directory)
@@ -75,6 +81,10 @@ class LoraAdapters:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are meant
                 inject_adapter_in_model(config, network, inner)
+            for layer in network.modules():
+                if isinstance(layer, LoraLayer) and inner in layer.lora_A:
+                    for part in (layer.lora_A, layer.lora_B):
+                        part[inner].to(dtype)  # PEFT gives them that of the layer's weight, which may be float8
             set_peft_model_state_dict(network, adapter.weights, inner)
         except (RuntimeError, ValueError) as error:  # of ranks that the settings do not tell
             raise ConfigError(f"PEFT cannot load it: {error}", file=str(adapter.file)) from error

@@ -11,7 +11,8 @@ changes. So all that a step needs of a row belongs to the row: its own number of
 state. The engine calls ``check`` on its event loop, everything else on one thread, in ``torch.inference_mode``.
 Examples: workers.models.qwen2_5_omni.code2wav, and examples/pastel, which docs/models.md explains.
 
-More protocols are optional: ``ResumableModel``, ``PreviewingModel``, ``AdaptableModel``, ``DividedModel``.
+More protocols are optional: ``ResumableModel``, ``PreviewingModel``, ``AdaptableModel``, ``DividedModel``,
+``OffloadedModel``.
 """
 
 from __future__ import annotations
@@ -153,3 +154,14 @@ class DividedModel(DiffusionModel, Protocol):
 
     def unconditional(self, rows: Sequence[Any], latents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return where the unconditional pass of each row goes, on the second device. The rows have these latents."""
+
+
+@runtime_checkable
+class OffloadedModel(DiffusionModel, Protocol):
+    """A model whose blocks can stay in host memory.
+
+    Its component is declared to take ``offload_blocks``, and it is loaded into host memory where the config says so.
+    """
+
+    def offload(self, device: torch.device) -> None:
+        """Let blocks come to the device when they compute; called once, behind ``adapt`` and before any row."""

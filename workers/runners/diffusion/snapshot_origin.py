@@ -8,9 +8,10 @@ from workers.stages.engine_args import OmniEngineArgs
 
 def snapshot_origin(args: OmniEngineArgs) -> Mapping[str, Any]:
     """Return what two engines must have in common to hand on a snapshot; their models compare the rest."""
-    model = args.model
+    model, weights = args.model, getattr(args.engine, "weights", None)
     return {
         "family": None if model is None else model.family,
         "component": None if model is None else model.component,
         "dtype": getattr(args.engine, "dtype", None),
+        **({} if weights is None else {"weights": weights}),
     }
