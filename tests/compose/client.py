@@ -195,6 +195,21 @@ def glm_drawing() -> Json:
     return {"model": "glm_image", "messages": [said], "modalities": ["image"], "stages": stages, "seed": 0}
 
 
+def filming() -> Json:
+    """A job that films a small video of nine frames in few steps."""
+    said = {"role": "user", "content": SENTENCE}
+    stages = {"denoise": {**DRAWN, "num_frames": 9, "steps": 3}}
+    return {"model": "wan", "messages": [said], "modalities": ["video"], "stages": stages, "seed": 0}
+
+
+def animation(picture: bytes) -> Json:
+    """A job that films such a video after a picture."""
+    content = [*enlargement(picture)["messages"][0]["content"], {"type": "text", "text": SENTENCE}]
+    stages = {"begin": {**DRAWN, "num_frames": 9}, "denoise": {"steps": 3}}
+    said = {"role": "user", "content": content}
+    return {"model": "wan_i2v", "messages": [said], "modalities": ["video"], "stages": stages, "seed": 0}
+
+
 def every_medium() -> Json:
     """A job that answers by text, sound, a picture and a video."""
     said = {"role": "user", "content": SENTENCE}

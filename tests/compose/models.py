@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 
 from tests.compose.client import (
     Json,
+    animation,
     chat,
     drawing,
     edit,
     every_medium,
+    filming,
     glm_drawing,
     png,
     seen,
@@ -32,6 +34,8 @@ BUILDERS = {
     "qwen_image": FAMILY.format("qwen_image.tiny_checkpoint"),
     "qwen_image_edit": FAMILY.format("qwen_image.tiny_edit_checkpoint"),
     "glm_image": FAMILY.format("glm_image.tiny_checkpoint"),
+    "wan": FAMILY.format("wan.tiny_checkpoint"),
+    "wan_i2v": FAMILY.format("wan.tiny_i2v_checkpoint"),
     "qwen2_5_omni": FAMILY.format("qwen2_5_omni.tiny_checkpoint"),
 }
 JOBS: dict[str, Callable[[Trial], Json]] = {
@@ -41,6 +45,8 @@ JOBS: dict[str, Callable[[Trial], Json]] = {
     "qwen_image": lambda _: drawing(),
     "qwen_image_edit": lambda _: edit(png(96, 64)),
     "glm_image": lambda _: glm_drawing(),
+    "wan": lambda _: filming(),
+    "wan_i2v": lambda _: animation(png(96, 64)),
     "qwen2_5_omni": lambda _: spoken(),
     "echo_media": lambda _: every_medium(),
 }

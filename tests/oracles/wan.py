@@ -1,5 +1,6 @@
 """Diffusers' ``WanPipeline``, given embeddings and noise."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import torch
 class WanReference:
     """One checkpoint's pipeline, in float32 on the CPU."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, parts: Mapping[str, Any] | None = None) -> None:
+        """``parts``: those of another pipeline, of whose texts and frames is asked the same."""
         from diffusers import WanPipeline
         from diffusers.utils import logging
 
         logging.disable_progress_bar()
-        self.pipeline: Any = WanPipeline.from_pretrained(checkpoint, local_files_only=True)
+        self.pipeline: Any = (
+            WanPipeline.from_pretrained(checkpoint, local_files_only=True) if parts is None else WanPipeline(**parts)
+        )
         self.pipeline.set_progress_bar_config(disable=True)
 
     def embeds(self, text: str) -> torch.Tensor:

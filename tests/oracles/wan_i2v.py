@@ -6,19 +6,20 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tests.oracles.wan import padded
+from tests.oracles.wan import WanReference, padded
 
 
 class WanPictureReference:
-    """One checkpoint's pipeline, in float32 on the CPU."""
+    """One checkpoint's pipeline, in float32 on the CPU. ``plain``: for its texts and frames."""
 
     def __init__(self, checkpoint: Path) -> None:
         from diffusers import WanImageToVideoPipeline
-        from diffusers.utils import logging
 
-        logging.disable_progress_bar()
         self.pipeline: Any = WanImageToVideoPipeline.from_pretrained(checkpoint, local_files_only=True)
         self.pipeline.set_progress_bar_config(disable=True)
+        # Without the package ftfy this pipeline reads no text, as WanPipeline does.
+        both = ("tokenizer", "text_encoder", "vae", "scheduler", "transformer", "transformer_2")
+        self.plain = WanReference(checkpoint, {name: self.pipeline.components[name] for name in both})
 
     def begin(self, picture: Image.Image, *, height: int, width: int, num_frames: int) -> torch.Tensor:
         """Return what the transformers see beside the latents of a video that begins with a picture."""

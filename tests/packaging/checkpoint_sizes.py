@@ -49,6 +49,7 @@ def omni(name: str, thinker: int, config: Mapping[str, int]) -> Checkpoint:
 
 _ENCODER: Final = {"text_encoder/lm_head.": 545, "text_encoder/visual.": 680, "text_encoder/model.": 7_070}
 _PICTURES: Final = {**_ENCODER, "transformer/": 20_430, "vae/": 127}
+_VIDEOS: Final = {"text_encoder/": 5_680, "transformer/": 14_290, "transformer_2/": 14_290, "vae/": 127}
 _CHAT: Final = (
     Checkpoint("Mistral-Small-24B", {"": 23_570}, {"config.json": text(40, 32, 8, 5120, head_dim=128)}),
     Checkpoint("Qwen2.5-14B", {"": 14_770}, {"config.json": text(48, 40, 8, 5120)}),
@@ -82,5 +83,7 @@ CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
             {"vision_language_encoder/config.json": {"text_config": text(40, 32, 2, 4096)}},
         ),
     ),
+    "wan": (Checkpoint("Wan2.2-T2V-A14B", _VIDEOS),),
+    "wan_i2v": (Checkpoint("Wan2.2-I2V-A14B", _VIDEOS),),
 }
 """Of each pipeline on GPUs, the largest first. Weights have 2 bytes in the file, whatever a stage makes of them."""

@@ -200,6 +200,8 @@ def test_a_config_without_numbers_is_named(tmp_path: Path, config: dict[str, obj
         ),
         ("qwen_image_edit", "tiny_qwen_image_edits", ("text_encoder/lm_head.",)),
         ("glm_image", "tiny_glm_images", ()),
+        ("wan", "tiny_wans", ()),
+        ("wan_i2v", "tiny_wan_i2vs", ()),
     ],
 )
 def test_every_weight_of_a_checkpoint_is_a_stages(

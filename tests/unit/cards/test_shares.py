@@ -74,10 +74,10 @@ def needs(name: str, directory: Path) -> list[CardNeed]:
 
 
 def test_every_stage_config_with_a_share_has_its_row() -> None:
-    assert set(with_shares()) == set(rows())
+    assert set(with_shares()) <= set(rows())
 
 
-@pytest.mark.parametrize("name", with_shares())
+@pytest.mark.parametrize("name", sorted(rows()))
 def test_the_shares_of_a_stage_config_are_enough_on_the_card_that_the_docs_name(name: str, tmp_path: Path) -> None:
     found = needs(name, tmp_path)
     places = divided(found, [round(least_card(name) * 10**9)])

@@ -168,6 +168,8 @@ def test_list() -> None:
         "transcribe",
         "upscale",
         "voice",
+        "wan",
+        "wan_i2v",
     ]
 
 
@@ -175,7 +177,7 @@ def test_the_list_says_which_pipelines_are_served(monkeypatch: pytest.MonkeyPatc
     def served() -> list[str]:
         return [each["name"] for each in json.loads(run("pipelines", "list", "--json").output) if each["served"]]
 
-    assert len(served()) == 12, "all of them"
+    assert len(served()) == 14, "all of them"
     monkeypatch.setenv("OMNI_JOBS_PIPELINES", "echo,chat@1")
     assert served() == ["chat", "echo"]
     said = {line.split()[0]: line.split()[1:3] for line in run("pipelines", "list").output.splitlines()}

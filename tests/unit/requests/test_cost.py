@@ -37,6 +37,8 @@ def cost(pipelines: Pipelines, pipeline: str, outputs: tuple[str, ...], **parame
         ("qwen_image_edit", ("image",)),
         ("transcribe", ("text",)),
         ("upscale", ("image",)),
+        ("wan", ("video",)),
+        ("wan_i2v", ("video",)),
     ],
 )
 def test_a_job_that_sets_nothing_costs_one(pipelines: Pipelines, pipeline: str, outputs: tuple[str, ...]) -> None:
