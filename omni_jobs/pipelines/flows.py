@@ -251,6 +251,12 @@ _OURS = (
         content="speech",
     ),
     Flow(
+        "code_frames",
+        {"frames": TensorField(_INTEGERS, (("frames", "codebooks"),))},
+        {"voice": _VOICE},
+        content="speech",
+    ),
+    Flow(
         "waveform",
         {"waveform": TensorField(frozenset({"F32"}), (("samples",),))},
         {"sampling_rate": ValueField(int, at_least=1)},

@@ -1,4 +1,4 @@
-"""The embedded stack with the tiny Qwen2.5-Omni, started once for many tests."""
+"""The embedded stack with a tiny Qwen-Omni, started once for many tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,17 +31,20 @@ def stage_configs(directory: Path, change: Callable[[dict[str, Any]], None] = la
 
 @contextmanager
 def omni_stack(
-    directory: Path, checkpoint: Path, change: Callable[[dict[str, Any]], None] = lambda _: None
+    directory: Path,
+    checkpoint: Path,
+    change: Callable[[dict[str, Any]], None] = lambda _: None,
+    pipeline: str = "qwen2_5_omni",
 ) -> Iterator[tuple[EmbeddedStack, Client]]:
     """A whole stack on this checkpoint, and a client of its API."""
     settings = Settings(
         data_dir=directory / "data",
         stage_configs=stage_configs(directory / "stage_configs", change),
-        models={"qwen2_5_omni": checkpoint},
+        models={pipeline: checkpoint},
         spool_dir=directory / "spool",
         lease_s=5.0,
     )
-    with EmbeddedStack(settings, pipelines=["qwen2_5_omni"]) as stack, Client(stack.url) as client:
+    with EmbeddedStack(settings, pipelines=[pipeline]) as stack, Client(stack.url) as client:
         yield stack, client
 
 

@@ -17,7 +17,7 @@ from tests.oracles.reference import Reference, ReferenceResult
 from workers.models.qwen2_5_omni.processors import Thinker2TalkerProcessor
 from workers.runners.ar.ar_runner import ARRunner
 from workers.runners.ar.engine_settings import ArEngine
-from workers.runners.ar.parameters import ArParameters
+from workers.runners.ar.parameters import ArParameters, TokenParameters
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.stages.engine_args import OmniEngineArgs
 from workers.stages.stage import Stage
@@ -106,7 +106,7 @@ def quiet(progress: Progress) -> None:
 
 
 def thinker_payload(checkpoint: Path, output: OmniModelRunnerOutput, voice: str = "Chelsie") -> Payload:
-    return Stage(PIPELINE, PIPELINE.stage("thinker"), checkpoint).payload_of(output, _stage_input({}, voice), 1)
+    return Stage(PIPELINE, PIPELINE.stage("thinker"), checkpoint).payload_of(output, stage_input({}, voice), 1)
 
 
 def expected_payload(checkpoint: Path, expected: ReferenceResult, positions: torch.Tensor) -> Payload:
@@ -123,10 +123,16 @@ def expected_payload(checkpoint: Path, expected: ReferenceResult, positions: tor
 
 def talker_prompt(processor: Thinker2TalkerProcessor, payload: Payload, **parameters: Any) -> OmniTokensPrompt:
     merged = {"temperature": 0, "repetition_penalty": 1.05, "max_tokens": TALKER_TOKENS, **parameters}
-    return processor(_stage_input({"thinker": payload}, "Chelsie", ArParameters(**merged)))
+    return processor(stage_input({"thinker": payload}, "Chelsie", ArParameters(**merged)))
 
 
-def _stage_input(upstream: Mapping[str, Payload], voice: str, parameters: ArParameters | None = None) -> StageInput:
+def stage_input(
+    upstream: Mapping[str, Payload],
+    voice: str,
+    parameters: TokenParameters | None = None,
+    *,
+    capture: bool = False,
+) -> StageInput:
     return StageInput(
         job_id="job-1",
         request={"audio": {"voice": voice}},
@@ -134,5 +140,5 @@ def _stage_input(upstream: Mapping[str, Payload], voice: str, parameters: ArPara
         upstream=upstream,
         parameters=parameters or ArParameters(),
         seed=1,
-        capture=False,
+        capture=capture,
     )

@@ -144,7 +144,7 @@ class Reference:
         texts = [self.prompt(messages)]
         if way is Way.BATCH_OF_TWO:
             texts.append("<|im_start|>user\n.")  # shorter than any prompt with a system message
-        inputs = self.processor(text=texts, padding=True, return_tensors="pt", **_media_of(messages, media))
+        inputs = self.processor(text=texts, padding=True, return_tensors="pt", **media_of(messages, media))
         # The second trap: these two are for the thinker alone.
         renamed = {name: f"thinker_{name}" for name in ("pixel_values", "pixel_values_videos")}
         return {renamed.get(name, name): value for name, value in inputs.items()}
@@ -153,7 +153,7 @@ class Reference:
         return str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def _media_of(messages: Sequence[Mapping[str, Any]], media: Sequence[Any]) -> dict[str, Any]:
+def media_of(messages: Sequence[Mapping[str, Any]], media: Sequence[Any]) -> dict[str, Any]:
     audio, images, videos = [], [], []
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():

@@ -28,6 +28,15 @@ def tiny_checkpoint(tiny_checkpoints: TinyCheckpoints) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_qwen3_omnis(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """``tiny_qwen3_omnis(seed)``: the directory of the tiny Qwen3-Omni checkpoint of that seed."""
+    from workers.models.qwen3_omni.tiny_checkpoint import build_tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny_qwen3_omnis")
+    return lambda seed: build_tiny_checkpoint(root / f"seed_{seed}", seed=seed)
+
+
+@pytest.fixture(scope="session")
 def tiny_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny causal language model's checkpoint."""
     from tests.oracles.causal_lm import build_causal_lm

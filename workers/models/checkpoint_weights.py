@@ -1,7 +1,12 @@
-"""``load_module``: a part of a checkpoint as a module of Transformers, without the weights of the other parts."""
+"""Parts of a checkpoint, without the weights of the others.
+
+load_module(…)   a part as a module of Transformers
+read_rows(…)     some rows of one table
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,3 +60,19 @@ def weight_files(directory: Path, prefix: str) -> list[str]:
     if not isinstance(file_of, dict):
         raise ConfigError("the weight index cannot be read", file=str(index), field="weight_map")
     return sorted({file for key, file in file_of.items() if key.startswith(prefix)})
+
+
+def read_rows(directory: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
+    """Return these rows [n, H] of a checkpoint's table, and read no other weights. Raise ConfigError."""
+    import torch
+
+    files = weight_files(directory, name) or ["model.safetensors"]
+    try:
+        with safe_open(directory / files[0], framework="pt") as weights:
+            table = weights.get_slice(name)
+            size = table.get_shape()[0]
+            if outside := [row for row in rows if not 0 <= row < size]:
+                raise ConfigError(f"token {outside[0]} is outside {name}", file=str(directory / files[0]))
+            return torch.cat([table[row : row + 1] for row in rows])
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"there is no {name}: {error}", file=str(directory / files[0])) from error

@@ -100,6 +100,9 @@ class HookedModelRunner(GPUModelRunner):
         ``output``: the last hidden states [n, H], or what ``model_loaded`` has said.
         """
 
+    def forward_done(self, output: Any) -> None:
+        """Note the model's output of the step, as ``after_forward`` gets it; called after each step of the engine."""
+
     # Facts for the hooks
 
     def step_rows(self, wanted: Container[str]) -> list[StepRows]:
@@ -239,6 +242,7 @@ class HookedModelRunner(GPUModelRunner):
     ) -> Any:
         kept = self.before_forward(input_ids, inputs_embeds)
         output = super()._model_forward(input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs)
+        self.forward_done(output)
         if kept is not None:
             self.after_forward(output, kept)
         # vLLM gives the second of the two to a draft that belongs to the model, whose input is the last hidden states.

@@ -21,7 +21,9 @@ from tests.unit.pipelines.test_declarations import installed
 from workers.stages.stage import Stage
 from workers.stages.types import OmniModelRunnerOutput, StageInput
 
-NAMES = ("bytes", "text", "token_ids", "embeds", "hidden_states", "codes", "waveform", "latents", "pixels")
+NAMES = (
+    *("bytes", "text", "token_ids", "embeds", "hidden_states", "codes", "code_frames", "waveform", "latents", "pixels"),
+)
 CONFIGS = Path(__file__).parents[3] / "stage_configs"
 
 
@@ -58,6 +60,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "embeds": {"tensors": {"negative_prompt_embeds": tensor(2, 8)}, "embeds": PromptEmbedsPayload(tensor(3, 8))},
     "hidden_states": hidden_states(),
     "codes": {"tensors": {"codes": tensor(7, dtype=np.int64)}, "values": {"voice": "Ethan"}},
+    "code_frames": {"tensors": {"frames": tensor(7, 16, dtype=np.int64)}, "values": {"voice": "Ethan"}},
     "waveform": {"tensors": {"waveform": tensor(480)}, "values": {"sampling_rate": 24_000}},
     "latents": {"tensors": {"latents": tensor(16, 8, 8)}},
     "pixels": {"tensors": {"pixels": tensor(2, 4, 6, 3, dtype=np.uint8)}, "values": {"frame_rate": 24}},
@@ -83,6 +86,7 @@ def test_a_payload_that_keeps_its_flow_has_no_problem_and_one_without_its_data_h
         ("codes", {"codes": tensor(3, 1, dtype=np.int64)}, {}, "tensors.codes.shape", "rank 2, not 1"),
         ("codes", {"codes": [tensor(3, dtype=np.int64)]}, {}, "tensors.codes", "not one tensor"),
         ("codes", {"codes": tensor(3, dtype=np.int64)}, {"voice": 3}, "values.voice", "int, not str"),
+        ("code_frames", {"frames": tensor(3, dtype=np.int64)}, {}, "tensors.frames.shape", "rank 1, not 2"),
         ("waveform", {"waveform": tensor(3)}, {}, "values.sampling_rate", "missing"),
         ("waveform", {"waveform": tensor(3)}, {"sampling_rate": 0}, "values.sampling_rate", "less than 1"),
         ("waveform", {"waveform": tensor(3)}, {"sampling_rate": True}, "values.sampling_rate", "bool, not int"),
@@ -152,7 +156,7 @@ def test_a_flow_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(PluginBroken, match=r"'broken' of omni_jobs.flows cannot be loaded: AttributeError"):
         flow("broken")
     with pytest.raises(
-        ConfigError, match="no such flow 'smell'; known: acoustic_features, begin_latents, broken, bytes, codes"
+        ConfigError, match="no such flow 'smell'; known: acoustic_features, begin_latents, broken, bytes, code_frames"
     ):
         flow("smell")
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from omni_jobs.errors import ModelError
+from workers.models.exact_float32 import exact_float32
 from workers.models.qwen2_5_omni.denoising import CodecRequest, MelRow
 from workers.models.qwen2_5_omni.parameters import OdeParameters
-from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav, exact_float32, load_token2wav
+from workers.models.qwen2_5_omni.token2wav import SAMPLING_RATE, Token2Wav, load_token2wav
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow

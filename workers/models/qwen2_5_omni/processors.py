@@ -13,16 +13,12 @@ joins rows, one after the other):
     M-RoPE  the thinker's positions, then two text positions; the same delta
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
-from safetensors import SafetensorError, safe_open
 
 from omni_jobs.errors import ConfigError, ModelError, PayloadCorrupt
 from omni_jobs.payloads import FLOAT_DTYPES
 from omni_jobs.pipelines.stage_config import StageConfig
-from workers.models.checkpoint_weights import weight_files
+from workers.models.checkpoint_weights import read_rows
 from workers.models.qwen2_5_omni.checkpoint import SPEAKERS, read_speakers, talker_ids
 from workers.models.qwen2_5_omni.parameters import OdeParameters
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
@@ -55,7 +51,8 @@ class Thinker2TalkerProcessor(FlowProcessor):
             begins = {name: int(speaker["bos_token"]) for name, speaker in speakers.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"a speaker has no bos_token: {error}", file=str(model.path / SPEAKERS)) from error
-        self._end, self._pad, *rows = _embedding_rows(model.path, [end, pad, *begins.values()])  # [1, H] each
+        table = read_rows(model.path, _EMBEDDING, [end, pad, *begins.values()])
+        self._end, self._pad, *rows = (table[n : n + 1] for n in range(len(table)))  # [1, H] each
         self._speakers = dict(zip(begins, rows, strict=True))
 
     def __call__(self, stage_input: StageInput[TokenParameters]) -> OmniTokensPrompt:
@@ -139,17 +136,3 @@ class Talker2Code2WavProcessor(FlowProcessor):
         return DiffusionPrompt(
             {"codes": spoken}, {"voice": voice or self._default_voice}, stage_input.parameters, stage_input.seed
         )
-
-
-def _embedding_rows(checkpoint: Path, tokens: Sequence[int]) -> list[torch.Tensor]:
-    """Read these rows [1, H] of the thinker's embedding table, and no other weights. Raise ConfigError."""
-    files = weight_files(checkpoint, _EMBEDDING) or ["model.safetensors"]
-    try:
-        with safe_open(checkpoint / files[0], framework="pt") as weights:
-            table = weights.get_slice(_EMBEDDING)
-            size = table.get_shape()[0]
-            if outside := [token for token in tokens if not 0 <= token < size]:
-                raise ConfigError(f"token {outside[0]} is outside {_EMBEDDING}", file=str(checkpoint / files[0]))
-            return [table[token : token + 1] for token in tokens]
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"there is no {_EMBEDDING}: {error}", file=str(checkpoint / files[0])) from error

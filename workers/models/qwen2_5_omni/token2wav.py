@@ -10,8 +10,7 @@ A request's waveform is the one that Transformers computes from the same noise, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import torch
 from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.prompts.checkpoint_files import read_json
 from workers.models.checkpoint_weights import load_module
+from workers.models.exact_float32 import exact_float32
 from workers.models.qwen2_5_omni.checkpoint import read_speakers
 from workers.models.qwen2_5_omni.denoising import CodecRequest, MelDenoiser, MelRow, Speaker
 from workers.models.qwen2_5_omni.parameters import OdeParameters
@@ -126,10 +126,3 @@ class Token2Wav:
         with exact_float32():
             encoded = self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)]))
         return Speaker(conditioning, encoded)
-
-
-@contextmanager
-def exact_float32() -> Iterator[None]:
-    """Keep cuDNN's convolutions in float32: by default they round to TF32, and results differ by more than 1e-5."""
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-        yield

@@ -394,7 +394,8 @@ def engine_args(args: OmniEngineArgs, model: OmniModelConfig, component: ArCompo
     own = {"model": str(model.path / component.model), "disable_log_stats": True}
     structured = {"structured_outputs_config": {"backend": GRAMMARS, **given.get("structured_outputs_config", {})}}
     asked = args.engine.hidden_layers if isinstance(args.engine, ArEngine) else {}
-    layers = layers_argument({**component.hidden_layers, **asked})
+    needed = component.hidden_layers
+    layers = layers_argument({**(needed(model.path) if callable(needed) else needed), **asked})
     return {**own, **given, **(structured if component.text else {}), **embeds, **component.engine_args, **layers}
 
 

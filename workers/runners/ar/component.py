@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class ArComponent:
                      and generation_config
     adds_embeddings  a captured row is last hidden state + input embedding, the latter zero at media positions of
                      the prompt; otherwise it is the last hidden state alone
-    hidden_layers    name → layer whose inputs are captured beside the last hidden states; 0: the embeddings
+    hidden_layers    name → layer whose inputs are captured beside the last hidden states; 0: the embeddings. Or a
+                     function that returns them for a checkpoint directory, and may raise ConfigError
     model            where in the checkpoint directory the component's config.json and weights lie
     finish           makes the stage's output of a prompt and what the engine gave for it; may raise ModelError
     """
@@ -36,7 +38,7 @@ class ArComponent:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     stop_ids: Callable[[PretrainedConfig], list[int]] = lambda config: []
     adds_embeddings: bool = False
-    hidden_layers: Mapping[str, int] = field(default_factory=dict)
+    hidden_layers: Mapping[str, int] | Callable[[Path], Mapping[str, int]] = field(default_factory=dict)
     model: str = "."
     finish: Callable[[OmniTextPrompt | OmniTokensPrompt, OmniModelRunnerOutput], OmniModelRunnerOutput] = (
         lambda prompt, output: output

@@ -10,7 +10,12 @@ from typing import Any, cast
 import torch
 
 from omni_jobs.errors import ModelError
-from workers.runners.ar.model_interface import INFORMATION, InformedRows, SupportsAdditionalInformation
+from workers.runners.ar.model_interface import (
+    INFORMATION,
+    InformedRows,
+    SupportsAdditionalInformation,
+    SupportsFeedback,
+)
 from workers.vllm_hooks.model_runner import AddedRequest, HookedModelRunner
 
 
@@ -70,11 +75,19 @@ class OmniGPUModelRunner(HookedModelRunner):
         return None if loaded is None else self._informed_model.information_positions(loaded)
 
     def edit_inputs(self, embeds: torch.Tensor) -> None:
+        if step := self._informed_step():
+            self._informed_model.embed_information(embeds, step)
+
+    def forward_done(self, output: Any) -> None:
+        model = self.get_model() if self._informed else None
+        if isinstance(model, SupportsFeedback) and (step := self._informed_step()):
+            model.note_outputs(output, step)
+
+    def _informed_step(self) -> list[InformedRows]:
+        """Return the rows that the requests with information have in the current step."""
         if not self._informed:
-            return
-        step = [
+            return []
+        return [
             InformedRows(self._informed[rows.request_id], rows.begin, rows.end, rows.position)
             for rows in self.step_rows(self._informed)
         ]
-        if step:
-            self._informed_model.embed_information(embeds, step)

@@ -50,6 +50,17 @@ class SupportsAdditionalInformation(Protocol):
 
 
 @runtime_checkable
+class SupportsFeedback(SupportsAdditionalInformation, Protocol):
+    """A vLLM model class whose input at a position depends on what its forward pass gave for the one before.
+
+    ``embed_information`` edits the next input. So no token may be guessed: such a class refuses an engine that guesses.
+    """
+
+    def note_outputs(self, output: Any, step: Sequence[InformedRows]) -> None:
+        """Keep what the next inputs need of the forward pass's ``output``; called after each step, with its rows."""
+
+
+@runtime_checkable
 class SupportsStepOutputs(Protocol):
     """A vLLM model class that gives the next stage more of each position than its last hidden states.
 
