@@ -1,6 +1,7 @@
 """The same question asked of pipelines of real models: on the embedded stack, few jobs, slow.
 
-``qwen2_5_omni`` and ``qwen_image`` have three engines and a tiny checkpoint each; the latter goes on from snapshots.
+``qwen2_5_omni``, ``qwen_image`` and ``wan`` have three engines and a tiny checkpoint each; the latter two go on from
+snapshots.
 ``voice`` hears, thinks and speaks with real weights. The engines run in processes of their own, as on a GPU, and are
 killed alone too. Every job is one of a few whose results were taken undisturbed at the start: whatever dies, the same
 comes out.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -57,8 +59,9 @@ class Subject:
     """A pipeline under faults. ``models``: where its checkpoints are, or are made in a directory.
 
     ``bodies``: its jobs, the same every time. ``rounding``: by how much two values of an artifact of the same job may
-    differ, samples of sound of 32,767 and colours of pictures of 255. ``engines``: settings of its stages' engines
-    that differ from the shipped ones.
+    differ, samples of sound of 32,767 and colours of pictures of 255; of a video it is the mean of a frame's, because
+    H.264 makes more of a colour that lies between two values. ``engines``: settings of its stages' engines that differ
+    from the shipped ones.
     """
 
     models: Callable[[Path], dict[str, Path]]
@@ -269,16 +272,26 @@ def _engines_of(worker: int) -> list[int]:
     return [each for each in processes_of([worker]) if each != worker]
 
 
-def _differ_by(one: bytes, other: bytes) -> int:
-    """The largest difference of two 16-bit WAVs' samples or two pictures' colours; 65,536 if their sizes differ."""
+def _differ_by(one: bytes, other: bytes) -> float:
+    """The largest difference of two 16-bit WAVs' samples or two pictures' colours; 65,536 if their sizes differ.
+
+    Of two videos: the mean difference of the colours of a frame, the largest.
+    """
     found = [_values_of(data) for data in (one, other)]
-    return 1 << 16 if found[0].shape != found[1].shape else int(np.abs(found[0] - found[1]).max(initial=0))
+    if found[0].shape != found[1].shape:
+        return 1 << 16
+    apart = np.abs(found[0] - found[1])
+    return float((apart.mean(axis=(1, 2, 3)) if apart.ndim == 4 else apart).max(initial=0))
 
 
 def _values_of(artifact: bytes) -> NDArray[np.int32]:
-    """The samples [S] of a WAV, the colours [H, W, 3] of a picture."""
+    """The samples [S] of a WAV, the colours [H, W, 3] of a picture or [F, H, W, 3] of a video."""
     if artifact.startswith(b"RIFF"):
         return np.frombuffer(artifact[WAV_HEADER_BYTES:], "<i2").astype(np.int32)
+    if artifact[4:8] == b"ftyp":
+        with av.open(io.BytesIO(artifact)) as video:
+            frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        return np.stack(frames).astype(np.int32)
     with Image.open(io.BytesIO(artifact)) as picture:
         return np.asarray(picture.convert("RGB"), dtype=np.int32)
 
@@ -357,6 +370,29 @@ def _qwen_image_bodies(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _tiny_wan(directory: Path) -> dict[str, Path]:
+    from workers.models.wan.tiny_checkpoint import build_tiny_checkpoint
+
+    return {"wan": build_tiny_checkpoint(directory / "checkpoint", seed=0)}
+
+
+def _wan_bodies(directory: Path) -> list[dict[str, Any]]:
+    """Videos of many steps, so that most faults strike while one is denoised."""
+    found = []
+    for number, (text, frames, steps) in enumerate(
+        (("A lighthouse at dusk", 21, 120), ("雨后的街道", 13, 160), ("Bread on a table", 33, 80))
+    ):
+        body = {
+            "model": "wan",
+            "messages": [{"role": "user", "content": text}],
+            "modalities": ["video"],
+            "seed": number,
+            "stages": {"denoise": {"width": 128, "height": 96, "num_frames": frames, "steps": steps}},
+        }
+        found.append(body)
+    return found
+
+
 PIPELINES = {
     # code2wav's samples differ by 1e-4 between batches.
     "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, _qwen2_5_omni_bodies, rounding=4),
@@ -367,4 +403,6 @@ PIPELINES = {
         _tiny_qwen_image, _qwen_image_bodies, rounding=1, engines={"denoise": {"snapshot_every_s": 0.5}}
     ),
     "voice": Subject(_smollm2, _voice_bodies, rounding=0),
+    # In company frames differed by 3.0 at most.
+    "wan": Subject(_tiny_wan, _wan_bodies, rounding=8, engines={"denoise": {"snapshot_every_s": 0.5}}),
 }
