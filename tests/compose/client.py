@@ -146,11 +146,11 @@ def enlargement(picture: bytes) -> Json:
     return {"model": "upscale", "messages": [{"role": "user", "content": content}], "modalities": ["image"]}
 
 
-def spoken() -> Json:
-    """A job of the three stages of Qwen2.5-Omni, which seldom end their answers where their weights are random."""
+def spoken(model: str = "qwen2_5_omni") -> Json:
+    """A job of the three stages of a Qwen-Omni, which seldom end their answers where their weights are random."""
     stages = {"thinker": {"max_tokens": 24}, "talker": {"max_tokens": 64}}
     said = {"role": "user", "content": SENTENCE}
-    return {"model": "qwen2_5_omni", "messages": [said], "modalities": ["text", "audio"], "stages": stages, "seed": 0}
+    return {"model": model, "messages": [said], "modalities": ["text", "audio"], "stages": stages, "seed": 0}
 
 
 def chat() -> Json:
@@ -262,7 +262,7 @@ def fault(client: Client, body: Json, job: Json) -> str | None:
 SIDE = 192
 MEDIA = {"audio", "image", "video"}
 DRAWN = {"width": 64, "height": 96}
-SOUND_S = {"speech": 3.0, "qwen2_5_omni": 0.1, "voice": 0.1}  # at least
+SOUND_S = {"speech": 3.0, "qwen2_5_omni": 0.1, "qwen3_omni": 0.1, "voice": 0.1}  # at least
 
 
 class Load:

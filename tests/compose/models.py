@@ -37,6 +37,7 @@ BUILDERS = {
     "wan": FAMILY.format("wan.tiny_checkpoint"),
     "wan_i2v": FAMILY.format("wan.tiny_i2v_checkpoint"),
     "qwen2_5_omni": FAMILY.format("qwen2_5_omni.tiny_checkpoint"),
+    "qwen3_omni": FAMILY.format("qwen3_omni.tiny_checkpoint"),
 }
 JOBS: dict[str, Callable[[Trial], Json]] = {
     "chat": lambda _: chat(),
@@ -48,6 +49,7 @@ JOBS: dict[str, Callable[[Trial], Json]] = {
     "wan": lambda _: filming(),
     "wan_i2v": lambda _: animation(png(96, 64)),
     "qwen2_5_omni": lambda _: spoken(),
+    "qwen3_omni": lambda _: spoken("qwen3_omni"),
     "echo_media": lambda _: every_medium(),
 }
 TIMES = 4

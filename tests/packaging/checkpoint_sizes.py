@@ -56,6 +56,7 @@ _CHAT: Final = (
     Checkpoint("Qwen2.5-7B", {"": 7_620}, {"config.json": TEXT}),
 )
 _LONG: Final = {"max_position_embeddings": 128_000}
+_QWEN3: Final = {"head_dim": 128, "max_position_embeddings": 65_536}
 CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
     "qwen2_5_omni": (
         omni("Qwen2.5-Omni-7B", 8_930, TEXT),
@@ -65,6 +66,18 @@ CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
     "qwen2_5_vl": (
         Checkpoint("Qwen2.5-VL-7B", {"": 8_290}, {"config.json": text(28, 28, 4, 3584, **_LONG)}),
         Checkpoint("Qwen2.5-VL-3B", {"": 3_750}, {"config.json": text(36, 16, 2, 2048, **_LONG)}),
+    ),
+    "qwen3_omni": (
+        Checkpoint(
+            "Qwen3-Omni-30B-A3B",
+            {"thinker.": 31_700, "talker.": 3_400, "code2wav.": 220},
+            {
+                "config.json": {
+                    "thinker_config": {"text_config": text(48, 32, 4, 2048, **_QWEN3)},
+                    "talker_config": {"text_config": text(20, 16, 2, 1024, **_QWEN3)},
+                }
+            },
+        ),
     ),
     "voice": _CHAT,
     "qwen_image": (Checkpoint("Qwen-Image", _PICTURES, {"text_encoder/config.json": TEXT}),),

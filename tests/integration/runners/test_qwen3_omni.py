@@ -34,7 +34,7 @@ from workers.stages.types import OmniModelRunnerOutput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
-PIPELINE = load_pipeline(Path(__file__).parents[2] / "oracles" / "qwen3_omni.yaml")
+PIPELINE = load_pipeline(Path(__file__).parents[3] / "stage_configs" / "qwen3_omni.yaml")
 TURNS = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Who are you?"},

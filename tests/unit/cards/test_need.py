@@ -193,6 +193,7 @@ def test_a_config_without_numbers_is_named(tmp_path: Path, config: dict[str, obj
     [
         ("qwen2_5_omni", "tiny_checkpoints", ()),
         ("qwen2_5_vl", "tiny_qwen_vls", ()),
+        ("qwen3_omni", "tiny_qwen3_omnis", ()),
         (
             "qwen_image",
             "tiny_qwen_images",

@@ -162,6 +162,7 @@ def test_list() -> None:
         "glm_image",
         "qwen2_5_omni",
         "qwen2_5_vl",
+        "qwen3_omni",
         "qwen_image",
         "qwen_image_edit",
         "speech",
@@ -177,7 +178,7 @@ def test_the_list_says_which_pipelines_are_served(monkeypatch: pytest.MonkeyPatc
     def served() -> list[str]:
         return [each["name"] for each in json.loads(run("pipelines", "list", "--json").output) if each["served"]]
 
-    assert len(served()) == 14, "all of them"
+    assert len(served()) == 15, "all of them"
     monkeypatch.setenv("OMNI_JOBS_PIPELINES", "echo,chat@1")
     assert served() == ["chat", "echo"]
     said = {line.split()[0]: line.split()[1:3] for line in run("pipelines", "list").output.splitlines()}

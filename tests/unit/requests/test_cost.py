@@ -33,6 +33,7 @@ def cost(pipelines: Pipelines, pipeline: str, outputs: tuple[str, ...], **parame
         ("glm_image", ("image",)),
         ("qwen2_5_omni", ("text", "audio")),
         ("qwen2_5_vl", ("text",)),
+        ("qwen3_omni", ("text", "audio")),
         ("qwen_image", ("image",)),
         ("qwen_image_edit", ("image",)),
         ("transcribe", ("text",)),

@@ -20,7 +20,7 @@ QWEN3_OMNI = Family(
             memory=CardMemory(
                 weights=("thinker.",),
                 context=("config.json", "thinker_config", "text_config"),
-                work_bytes=5_900_000_000,
+                work_bytes=4_000_000_000,
             ),
         ),
         "talker": ComponentDeclaration(
