@@ -134,7 +134,7 @@ def test_a_half_closed_connection_whose_answer_is_not_read(settings: Settings) -
         (protocol,) = found
         protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)  # type: ignore[attr-defined]
         get = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        connection.sendall(get * 3 + LONG_POLL.format(job).encode())
+        connection.sendall(get * 2 + LONG_POLL.format(job).encode())
         while not api.services.watch._watchers:
             assert time.monotonic() < deadline, "the poll does not wait"
             time.sleep(0.01)
