@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,12 @@ def llm(checkpoint: Path, log: Path) -> Iterator[OmniLLM]:
         patch.setenv("VLLM_LOGGING_CONFIG_PATH", str(file))
         with OmniLLM("qwen_image_edit", model=checkpoint) as started:
             yield started
+    logger = logging.getLogger("vllm")
+    for handler in list(logger.handlers):
+        if isinstance(handler, logging.FileHandler):
+            # Else the next configuration of vLLM's log leaves its file to the garbage collector, in some other test.
+            logger.removeHandler(handler)
+            handler.close()
 
 
 def test_no_process_of_the_engine_logs_an_error_at_its_start(llm: OmniLLM, log: Path) -> None:
