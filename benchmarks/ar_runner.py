@@ -319,6 +319,9 @@ class StepsAlone(GPUARModelRunner):
     def is_pipelined(self) -> bool:
         return False
 
+    def guesses(self) -> bool:
+        return False
+
     def get_model(self) -> Any:
         return None
 

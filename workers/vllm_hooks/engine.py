@@ -8,7 +8,7 @@ import gc
 import multiprocessing
 import os
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import cache
@@ -82,11 +82,18 @@ class Engine:
         self._vocabulary: Vocabulary | None = None
 
     @classmethod
-    def start(cls, args: Mapping[str, Any], *, measures: bool = False) -> Engine:
+    def start(
+        cls,
+        args: Mapping[str, Any],
+        *,
+        measures: bool = False,
+        check_class: Callable[[type[Any]], None] | None = None,
+    ) -> Engine:
         """Load the model and return its engine; block until it is loaded.
 
         ``args`` are those of AsyncEngineArgs; ``mm_processor_cache_gb`` is always 0. ``measures``: keep vLLM's metrics
-        in prometheus-client's own registry, which has those of the newest engine of a process.
+        in prometheus-client's own registry, which has those of the newest engine of a process. ``check_class`` gets
+        the model's class before any process starts, and may raise ConfigError.
 
         Raise ConfigError for arguments that are not of vLLM's types, or that vLLM or the hooks refuse, or when a hook
         has moved, and EngineDead when its process ends during the start.
@@ -106,7 +113,7 @@ class Engine:
             # vLLM caches media twice, here and in the engine, and does not send media that it believes cached there.
             # The caches diverge when a request is rendered long before it enters the engine; then the request fails.
             engine_args = AsyncEngineArgs(**check_engine_arguments({**args, "mm_processor_cache_gb": 0}))
-            _refuse(engine_args)
+            _refuse(engine_args, check_class)
             loggers: list[StatLoggerFactory] = [PrometheusStatLogger] if measures else []
             llm = parent.submit(AsyncLLM.from_engine_args, engine_args, stat_loggers=loggers).result()
             return cls(llm, parent)
@@ -265,7 +272,7 @@ class Engine:
             self._parent.shutdown(wait=False)
 
 
-def _refuse(args: AsyncEngineArgs) -> None:
+def _refuse(args: AsyncEngineArgs, check_class: Callable[[type[Any]], None] | None) -> None:
     """Raise ConfigError for arguments that the hooks do not support, a layer that the model lacks, a draft of another.
 
     vLLM would find out about the last in the engine's process. The checkpoint's config is read if one of them is asked
@@ -274,6 +281,10 @@ def _refuse(args: AsyncEngineArgs) -> None:
     read = cache(args.create_model_config)
     check_layers(args, read)
     check_speculation(args, read)
+    if check_class is not None:
+        from vllm.model_executor.model_loader.utils import get_model_cls  # loads long, and few engines need it
+
+        check_class(get_model_cls(read()))
 
 
 @contextmanager

@@ -145,6 +145,10 @@ class HookedModelRunner(GPUModelRunner):
         """Return whether the model's layers are divided among ranks."""
         return int(get_pp_group().world_size) > 1
 
+    def guesses(self) -> bool:
+        """Return whether tokens are guessed."""
+        return self.speculative_config is not None
+
     def holds_inputs(self) -> bool:
         """Return whether this rank captures embeddings. It is the one that ``holds_output``, but not in a pipeline."""
         return bool(get_pp_group().is_first_rank) and get_tensor_model_parallel_rank() == 0

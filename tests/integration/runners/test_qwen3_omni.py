@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.media import AudioInfo
 from omni_jobs.payloads import Payload
 from omni_jobs.pipelines.loader import load_pipeline
@@ -247,3 +247,22 @@ async def test_information_that_does_not_fit_fails_that_request_alone(
     assert (failed.field, failed.stage) == (field, "talker")
     assert isinstance(output, OmniModelRunnerOutput)
     assert_spoken(output, expected.of(0))
+
+
+@pytest.mark.parametrize(
+    ("field", "engine"),
+    [
+        ("engine.hidden_layers", {"hidden_layers": {"late": 1}}),
+        ("engine.pipeline_parallel_size", {"pipeline_parallel_size": 2}),
+        (
+            "engine.speculative_config",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}},
+        ),
+    ],
+)
+async def test_what_the_talker_s_class_cannot_is_refused_before_its_engine_starts(
+    tiny_qwen3_omnis: TinyCheckpoints, tmp_path: Path, field: str, engine: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="Qwen3OmniTalker") as caught:
+        await small(tiny_qwen3_omnis(0), "talker", tmp_path, **engine).start()
+    assert (caught.value.field, caught.value.stage) == (field, None)

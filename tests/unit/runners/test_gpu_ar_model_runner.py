@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from omni_jobs.errors import ModelError
+from omni_jobs.errors import ConfigError, ModelError
 from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CopyRing
 from workers.runners.ar.gpu_ar_model_runner import GPUARModelRunner
 from workers.runners.ar.row_layout import RowKind
@@ -67,6 +67,9 @@ class Runner(GPUARModelRunner):
         return True
 
     def is_pipelined(self) -> bool:
+        return False
+
+    def guesses(self) -> bool:
         return False
 
     def get_model(self) -> Any:
@@ -238,8 +241,9 @@ def test_what_a_model_gives_in_each_step_stands_beside_them() -> None:
 
 
 def test_a_model_that_names_its_own_outputs_gives_no_other_layers() -> None:
-    with pytest.raises(ValueError, match="gives no other layers"):
+    with pytest.raises(ConfigError, match="gives no other layers") as caught:
         Runner(model=Coded(), layers={"late": 3})
+    assert caught.value.field == "engine.hidden_layers"
 
 
 @pytest.mark.parametrize("name", ["hidden_states", "token_ids", "mrope_positions"])

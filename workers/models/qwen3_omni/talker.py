@@ -93,10 +93,7 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """Raise ValueError for an engine that guesses tokens: a frame's input needs the hidden states before it."""
         super().__init__()
-        if vllm_config.speculative_config is not None:
-            raise ValueError("a frame's input needs the hidden states before it: this talker's tokens are not guessed")
         whole: Any = vllm_config.model_config.hf_config
         self.config = whole
         text = whole.text_config

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omni_jobs.errors import ConfigError, EngineDead, OmniJobsError
@@ -32,7 +33,7 @@ from workers.runners.ar.draft_model import check_draft
 from workers.runners.ar.engine_settings import ArEngine
 from workers.runners.ar.grammar_check import GrammarCheck, no_grammar
 from workers.runners.ar.kept_prefixes import Reading
-from workers.runners.ar.model_interface import INFORMATION
+from workers.runners.ar.model_interface import INFORMATION, check_model_class
 from workers.runners.ar.prefix_reader import PrefixReader, RowsMissing
 from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
 from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS
@@ -109,6 +110,14 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
             await self.close()
             raise
         self._stop_ids = self._component.stop_ids(self.model.hf_config)
+
+    def _class_check(self) -> Callable[[type[Any]], None] | None:
+        settings = {
+            "layers": bool(self.engine.hidden_layers),
+            "is_pipelined": (self.engine.pipeline_parallel_size or 1) > 1,
+            "guesses": bool(self.engine.speculative_config),
+        }
+        return partial(check_model_class, **settings) if any(settings.values()) else None
 
     @property
     def _joins_rows(self) -> bool:

@@ -13,7 +13,7 @@ from workers.runners.ar.captures import CAPTURE, CAPTURE_ROWS, Capture, CaptureP
 from workers.runners.ar.engine_settings import OWN_NAMES
 from workers.runners.ar.gpu_model_runner import OmniGPUModelRunner
 from workers.runners.ar.kept_prefixes import RowsChange
-from workers.runners.ar.model_interface import SupportsNamedOutputs, SupportsStepOutputs
+from workers.runners.ar.model_interface import SupportsNamedOutputs, SupportsStepOutputs, check_model_class
 from workers.runners.ar.row_layout import HIDDEN_STATES, INPUT_EMBEDS, RowKind, RowLayout
 from workers.stages.tensors import is_tensor_tree
 from workers.stages.types import TensorTree
@@ -120,10 +120,9 @@ class GPUARModelRunner(OmniGPUModelRunner):
         model = self.get_model()
         self._layers, self._given = self.asked_layers(), []
         gives = isinstance(model, SupportsStepOutputs)
-        if gives and self._layers:
-            raise ValueError(f"{type(model).__name__} names its own outputs of a step, and gives no other layers")
-        if gives and self.is_pipelined():
-            raise ValueError(f"{type(model).__name__} gives outputs of a step, and runs in no pipeline of ranks")
+        check_model_class(
+            type(model), layers=bool(self._layers), is_pipelined=self.is_pipelined(), guesses=self.guesses()
+        )
         self._given = sorted({*self._layers.values()} - {0})
         if self._given:
             self.give_layers(self._given)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from omni_jobs.errors import ConfigError
 from workers.runners.ar.row_layout import RowKind
 from workers.stages.types import TensorTree
 
@@ -53,7 +54,7 @@ class SupportsAdditionalInformation(Protocol):
 class SupportsFeedback(SupportsAdditionalInformation, Protocol):
     """A vLLM model class whose input at a position depends on what its forward pass gave for the one before.
 
-    ``embed_information`` edits the next input. So no token may be guessed: such a class refuses an engine that guesses.
+    ``embed_information`` edits the next input. So no token may be guessed: an engine that guesses is refused.
     """
 
     def note_outputs(self, output: Any, step: Sequence[InformedRows]) -> None:
@@ -90,3 +91,21 @@ class SupportsNamedOutputs(Protocol):
         ``rows`` [P + N - 1, H] are on the CPU and must not be changed. One rank calls this between two steps, so it
         must be quick and use no layer that is split over ranks. Raise ModelError to fail that request alone.
         """
+
+
+def check_model_class(model: type[Any], *, layers: bool, is_pipelined: bool, guesses: bool) -> None:
+    """Raise ConfigError naming the engine setting with which instances of a model class do not run.
+
+    ``layers``: other layers are captured. ``is_pipelined``: the model's layers are divided among ranks. ``guesses``:
+    tokens are guessed.
+    """
+    gives = issubclass(model, SupportsStepOutputs)
+    if gives and layers:
+        said = f"{model.__name__} names its own outputs of a step, and gives no other layers"
+        raise ConfigError(said, field="engine.hidden_layers")
+    if gives and is_pipelined:
+        said = f"{model.__name__} gives outputs of a step, and runs in no pipeline of ranks"
+        raise ConfigError(said, field="engine.pipeline_parallel_size")
+    if guesses and issubclass(model, SupportsFeedback):
+        said = f"an input of {model.__name__} needs the hidden states before it, so its tokens are not guessed"
+        raise ConfigError(said, field="engine.speculative_config")

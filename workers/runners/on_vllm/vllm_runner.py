@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,12 @@ class VllmRunner(BaseRunner[P, E]):
         index = self.args.device_index
         device = {} if index is None else {"device_ids": [index]}
         with lent_to_engines(self.args.device):  # vLLM starts its processes with this one's environment
-            return Engine.start({**self._engine_args, **device}, measures=self.args.measures)
+            arguments = {**self._engine_args, **device}
+            return Engine.start(arguments, measures=self.args.measures, check_class=self._class_check())
+
+    def _class_check(self) -> Callable[[type[Any]], None] | None:
+        """Return what raises ConfigError for a model class that the engine's settings do not suit; None: any does."""
+        return None
 
     async def close(self) -> None:
         """End the engine; runs in progress raise EngineDead. Safe to call twice."""
