@@ -109,7 +109,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="default: sqlite")
     parser.add_argument(
         "--pipeline",
-        choices=("echo", "qwen2_5_omni", "qwen_image", "voice", "wan"),
+        choices=("echo", "qwen2_5_omni", "qwen3_omni", "qwen_image", "voice", "wan"),
         default="echo",
         help="default: echo; the others: real models, on SQLite",
     )

@@ -1,7 +1,7 @@
 """The same question asked of pipelines of real models: on the embedded stack, few jobs, slow.
 
-``qwen2_5_omni``, ``qwen_image`` and ``wan`` have three engines and a tiny checkpoint each; the latter two go on from
-snapshots.
+``qwen2_5_omni``, ``qwen3_omni``, ``qwen_image`` and ``wan`` have three engines and a tiny checkpoint each; the latter
+two go on from snapshots.
 ``voice`` hears, thinks and speaks with real weights. The engines run in processes of their own, as on a GPU, and are
 killed alone too. Every job is one of a few whose results were taken undisturbed at the start: whatever dies, the same
 comes out.
@@ -302,7 +302,13 @@ def _tiny_qwen2_5_omni(directory: Path) -> dict[str, Path]:
     return {"qwen2_5_omni": build_tiny_checkpoint(directory / "checkpoint", seed=0)}
 
 
-def _qwen2_5_omni_bodies(directory: Path) -> list[dict[str, Any]]:
+def _tiny_qwen3_omni(directory: Path) -> dict[str, Path]:
+    from workers.models.qwen3_omni.tiny_checkpoint import build_tiny_checkpoint
+
+    return {"qwen3_omni": build_tiny_checkpoint(directory / "checkpoint", seed=0)}
+
+
+def _omni_bodies(pipeline: str) -> list[dict[str, Any]]:
     """Greedy and seeded: the same every time."""
     found = []
     for number, (text, modalities) in enumerate(
@@ -312,7 +318,7 @@ def _qwen2_5_omni_bodies(directory: Path) -> list[dict[str, Any]]:
         if "audio" in modalities:
             stages["talker"] = {"temperature": 0, "top_k": 0, "max_tokens": 60, "ignore_eos": True}
         body = {
-            "model": "qwen2_5_omni",
+            "model": pipeline,
             "messages": [{"role": "user", "content": text}],
             "modalities": modalities,
             "seed": number,
@@ -395,10 +401,10 @@ def _wan_bodies(directory: Path) -> list[dict[str, Any]]:
 
 PIPELINES = {
     # code2wav's samples differ by 1e-4 between batches.
-    "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, _qwen2_5_omni_bodies, rounding=4),
-    # A row's last bits differ with its company, and a colour that lies between two values with them.
-    # Seconds of denoising under faults, so
-    # that most killed attempts leave a snapshot.
+    "qwen2_5_omni": Subject(_tiny_qwen2_5_omni, lambda _: _omni_bodies("qwen2_5_omni"), rounding=4),
+    "qwen3_omni": Subject(_tiny_qwen3_omni, lambda _: _omni_bodies("qwen3_omni"), rounding=4),
+    # A row's last bits differ with its company, and a colour that lies between two values with them. Seconds of
+    # denoising under faults, so that most killed attempts leave a snapshot.
     "qwen_image": Subject(
         _tiny_qwen_image, _qwen_image_bodies, rounding=1, engines={"denoise": {"snapshot_every_s": 0.5}}
     ),
