@@ -70,7 +70,8 @@ def need_of(pipeline: Pipeline, stage: StageConfig, directory: Path) -> CardNeed
     return CardNeed(
         pipeline=pipeline.name,
         stage=stage.name,
-        weights_bytes=_on_card(memory, directory, weight_bytes, engine) // engine.weight_parts,
+        weights_bytes=_on_card(memory, directory, weight_bytes, engine) // engine.weight_parts
+        + _of_adapters(engine, weight_bytes),
         context_bytes=context // engine.weight_parts,
         context_tokens=tokens,
         work_bytes=memory.work_bytes,
@@ -93,6 +94,16 @@ def _on_card(memory: CardMemory, directory: Path, value_bytes: int, engine: Any)
         else:
             blocks[block[0]] += size
     return rest + _BLOCKS_AT_A_TIME * max(blocks.values(), default=0)
+
+
+def _of_adapters(engine: Any, value_bytes: int) -> int:
+    """Return the bytes of the LoRA adapters that the stage lists, as far as their files are here."""
+    return sum(
+        values * value_bytes
+        for directory in getattr(engine, "lora_modules", {}).values()
+        for file in Path(directory).glob("*.safetensors")
+        for _, values in _tensors(file).values()
+    )
 
 
 def _weights(memory: CardMemory, directory: Path, value_bytes: int) -> Iterator[tuple[str, int]]:

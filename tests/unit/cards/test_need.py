@@ -156,6 +156,16 @@ def test_a_compact_transformer_takes_less(tmp_path: Path, engine: dict[str, obje
     assert need.weights_bytes == millions * 10**6
 
 
+def test_adapters_are_loaded_beside_the_weights(tmp_path: Path) -> None:
+    write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 1000)})
+    write_hole(tmp_path / "ink" / "adapter_model.safetensors", {"a": ("F32", 30), "b": ("F32", 10)})
+    adapters = {"ink": str(tmp_path / "ink"), "elsewhere": str(tmp_path / "elsewhere")}
+    pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
+    need = need_of(pipeline, with_engine(pipeline.stages["denoise"], {"lora_modules": adapters}), tmp_path)
+    assert need is not None
+    assert need.weights_bytes == 2000 + 2 * 40
+
+
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:
     write_hole(tmp_path / "model.safetensors", {"q": ("I32", 1000), "s": ("F32", 1000), "e": ("F8_E4M3", 1000)})
     write_hole(tmp_path / "consolidated.safetensors", {"q": ("I32", 1000)})
