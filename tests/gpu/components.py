@@ -11,6 +11,7 @@ from omni_jobs.pipelines.declarations import family
 from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.pipelines.plugins import named_class
 from workers.models.qwen2_5_omni.tiny_checkpoint import SPEAKERS
+from workers.models.wan.tiny_checkpoint import HIDDEN as FILM_TEXT
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
@@ -47,10 +48,10 @@ class Component:
         return OmniEngineArgs(self.name, model, kind, device.index, 8, DiffusionEngine(**engine), spool_dir=spool)
 
 
-def _embeds(generator: torch.Generator) -> dict[str, Any]:
+def _embeds(generator: torch.Generator, width: int = _TEXT) -> dict[str, Any]:
     return {
-        "prompt_embeds": torch.randn(9, _TEXT, generator=generator),
-        "negative_prompt_embeds": torch.randn(5, _TEXT, generator=generator),
+        "prompt_embeds": torch.randn(9, width, generator=generator),
+        "negative_prompt_embeds": torch.randn(5, width, generator=generator),
     }
 
 
@@ -98,4 +99,28 @@ COMPONENTS = (
     ),
     Component("glm_image", "encode", "latents", lambda g: {"pixels": _pictures(g)}, {}, {}),
     CODE2WAV,
+    Component(
+        "qwen3_omni",
+        "code2wav",
+        "waveform",
+        lambda generator: {"frames": torch.randint(0, 256, (40, 16), generator=generator)},
+        {},
+        {"chunk_frames": 16, "context_frames": 4},
+    ),
+    Component(
+        "wan",
+        "denoise",
+        "latents",
+        lambda generator: _embeds(generator, FILM_TEXT),
+        {},
+        {**_SIZE, "num_frames": 9, "steps": 6},
+    ),
+    Component(
+        "wan",
+        "decode",
+        "pixels",
+        lambda generator: {"latents": torch.randn(16, 3, 8, 12, generator=generator)},
+        {},
+        {},
+    ),
 )

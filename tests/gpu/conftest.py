@@ -66,3 +66,17 @@ def qwen_image_edit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from workers.models.qwen_image.tiny_edit_checkpoint import build_tiny_checkpoint
 
     return build_tiny_checkpoint(tmp_path_factory.mktemp("qwen_image_edit") / "checkpoint", seed=0)
+
+
+@pytest.fixture(scope="session")
+def qwen3_omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from workers.models.qwen3_omni.tiny_checkpoint import build_tiny_checkpoint
+
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("qwen3_omni") / "checkpoint", seed=0)
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from workers.models.wan.tiny_checkpoint import build_tiny_checkpoint
+
+    return build_tiny_checkpoint(tmp_path_factory.mktemp("wan") / "checkpoint", seed=0)

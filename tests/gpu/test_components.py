@@ -61,5 +61,9 @@ def _results(
 
 def _dtypes(runner: DiffusionRunner) -> set[torch.dtype]:
     model = runner._worker.model_runner.model
-    parts = [getattr(model, name) for name in ("_transformer", "_vae", "token2wav") if hasattr(model, name)]
+    parts = [
+        getattr(model, name)
+        for name in ("_transformer", "experts", "_vae", "token2wav", "_model")
+        if hasattr(model, name)
+    ]
     return {getattr(part, "dtype", torch.float32) for part in parts}
