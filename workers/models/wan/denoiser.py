@@ -1,9 +1,9 @@
 """``FilmDenoiser``: Wan's two transformers as a diffusion model: embeddings and noise → latents of a video.
 
 In float32 a row's result is that of Diffusers' ``WanPipeline`` for the same embeddings and noise, and that of
-``WanImageToVideoPipeline`` for the same picture. Rows of a step have
-one size and length, because the transformers' rotary positions are those of one. All else is a row's own: its text, its
-number of steps, its guidance, where it is, and so the transformer whose turn it is.
+``WanImageToVideoPipeline`` for the same picture. Rows of a step have one size and length, because the transformers'
+rotary positions are those of one. All else is a row's own: its text, its number of steps, its guidance, where it is,
+and so the transformer whose turn it is.
 """
 
 from __future__ import annotations

@@ -112,12 +112,11 @@ class ARRunner(VllmRunner[_Prompt, ArEngine]):
         self._stop_ids = self._component.stop_ids(self.model.hf_config)
 
     def _class_check(self) -> Callable[[type[Any]], None] | None:
-        settings = {
-            "layers": bool(self.engine.hidden_layers),
-            "is_pipelined": (self.engine.pipeline_parallel_size or 1) > 1,
-            "guesses": bool(self.engine.speculative_config),
-        }
-        return partial(check_model_class, **settings) if any(settings.values()) else None
+        layers, guesses = bool(self.engine.hidden_layers), bool(self.engine.speculative_config)
+        is_pipelined = (self.engine.pipeline_parallel_size or 1) > 1
+        if not (layers or guesses or is_pipelined):
+            return None
+        return partial(check_model_class, layers=layers, is_pipelined=is_pipelined, guesses=guesses)
 
     @property
     def _joins_rows(self) -> bool:
