@@ -1,11 +1,13 @@
 """A diffusion engine on two devices: the same results, and an end with either rank's."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError
+from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from tests.integration.runners.codec_prompts import nothing
 from tests.integration.runners.qwen_image_prompts import prompt, run
 from tests.oracles.picture_lora import build_picture_adapter
@@ -25,6 +27,8 @@ from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
+from workers.runners.diffusion.ranks import Ranks
+from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import Progress
 
@@ -165,3 +169,31 @@ def test_a_component_that_takes_one_device_alone_refuses_two(checkpoint: Path, t
     with pytest.raises(OmniJobsError, match="takes no devices") as caught:
         DiffusionRunner(replace(args(checkpoint, tmp_path), model=decode))
     assert caught.value.field == "engine.devices"
+
+
+def test_a_row_whose_neighbour_cannot_be_sent_comes_with_its_own_prompt(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent of a step for which a prompt is missing or finds no room, and its first row is tried alone."""
+    model: Denoiser = load_denoiser(OmniModelConfig(checkpoint, "qwen_image", "denoise"), CPU, None)
+    given = args(checkpoint, tmp_path / "spool")
+    assert isinstance(given.engine, DiffusionEngine)
+    ranks = Ranks(given, given.engine)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, closing(Spool(given.spool_dir)) as spool:
+        ranks._connection, ranks._spool = ours, spool
+        rows = [model.begin(prompt(seed=seed)) for seed in (1, 2)]
+        rows[1].prompt = None
+        with pytest.raises(ModelError, match="must have its prompt"):
+            ranks.begin(rows)
+        spool.min_free_bytes = 1
+        with monkeypatch.context() as full:
+            full.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1000, 0, 0, 0, 0, 0, 0, 255)))
+            with pytest.raises(OutOfMemory, match="no room"):
+                ranks.begin(rows[:1])
+        assert rows[0].elsewhere is None
+        assert not [file for file in spool.directory.iterdir() if file.name.startswith("prompt")]
+        with pytest.raises(EngineDead, match="is not there"):  # the latents follow, and no rank has joined
+            ranks.begin(rows[:1])
+        (line,) = theirs.recv(1 << 16).splitlines()
+    assert json.loads(line)["rows"][0]["prompt"]["seed"] == 1

@@ -235,6 +235,8 @@ async def test_sampling_is_the_seeds_in_any_company(talker: ARRunner, expected: 
         ({"mrope_delta": 7}, "mrope_delta"),
         ({"residual_temperature": -1.0}, "residual_temperature"),
         ({"residual_top_k": "many"}, "residual_top_k"),
+        ({"residual_top_p": None}, "residual_top_p"),
+        ({"reply": torch.zeros(2, 128)}, "reply"),
     ],
 )
 async def test_information_that_does_not_fit_fails_that_request_alone(

@@ -3,8 +3,8 @@
 A chunk is decoded with some frames before it, whose samples are cut off again. Each chunk is a few samples shorter
 than its frames, because the transposed convolutions drop what would depend on the frames behind it.
 
-Source: Transformers' ``Qwen3OmniMoeCode2Wav.chunked_decode``. Nothing in the model looks ahead, so rows of different
-lengths share a step: the shorter are filled up behind their end.
+Source: Transformers' ``Qwen3OmniMoeCode2Wav.chunked_decode``. Rows of different lengths share a step: the shorter are
+filled up behind their end, which changes no sample that is kept.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from workers.stages.engine_args import OmniModelConfig
 if TYPE_CHECKING:
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
-FRAME_SAMPLING_RATE = 24_000
-"""Hz of the waveform."""
+WAVEFORM_SAMPLING_RATE = 24_000
+"""Hz."""
 
-# A chunk and its context have 325 frames. On a CPU larger steps take longer in proportion.
+# By default a chunk and its context have 325 frames. On a CPU larger steps take longer in proportion.
 _MAX_STEP_FRAMES: Mapping[str, int] = {"cpu": 325, "cuda": 1300}
 
 
@@ -120,7 +120,7 @@ class FrameDecoder:
         """Yield each row's ``waveform`` float32 [S], and its ``sampling_rate`` in Hz."""
         for number, row in enumerate(rows):
             if wanted(number):
-                yield number, RowOutput({"waveform": torch.cat(row.parts)}, {"sampling_rate": FRAME_SAMPLING_RATE})
+                yield number, RowOutput({"waveform": torch.cat(row.parts)}, {"sampling_rate": WAVEFORM_SAMPLING_RATE})
 
     def _samples(self, frames: int) -> int:
         """Return the samples that the model makes of so many frames, the dropped ones not counted."""

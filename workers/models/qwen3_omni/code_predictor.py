@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_FRAMES_OF_A_SEED = 1 << 32  # more than a job can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,9 @@ class CodeChoice:
 
     def draws(self, frame: int, number: int) -> torch.Tensor:
         """Return float32 [number] in 0 … 1, which decide the codes of the request's ``frame``."""
-        seed = (self.seed * _FRAMES_OF_A_SEED + frame) % (1 << 63)
-        return torch.rand(number, generator=torch.Generator().manual_seed(seed))
+        # torch's generator on a CPU takes no more than 32 bits of a seed.
+        random = np.random.Generator(np.random.PCG64([frame, self.seed % (1 << 64)]))
+        return torch.from_numpy(random.random(number, dtype=np.float32))
 
     def pick(self, logits: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
         """Return the code int64 [] that ``draw`` [] decides, of logits [V]."""

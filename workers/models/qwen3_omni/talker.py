@@ -13,7 +13,7 @@ embedding of padding. A frame is predicted once: after preemption its codes are 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,9 +28,11 @@ from vllm.sequence import IntermediateTensors
 
 from omni_jobs.errors import ModelError
 from workers.models.qwen3_omni.code_predictor import CodeChoice, CodePredictor
-from workers.models.qwen3_omni.talker_prompt import RESIDUAL_CODES, TALKER_TAIL
+from workers.models.qwen3_omni.talker_prompt import RESIDUAL_CODES, ROLE_TOKENS, TALKER_TAIL
 from workers.runners.ar.model_interface import InformedRows
 from workers.runners.ar.row_layout import RowKind
+
+N = TypeVar("N", int, float)
 
 _PREFIX = "talker."
 _ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
@@ -135,8 +137,12 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Speech:
         """Check one request's information and make its inputs of it. Raise ModelError naming a field that is wrong."""
         user, reply, tts = (self._rows(information, name) for name in ("user", "reply", "tts"))
-        if len(user) + TALKER_TAIL != prompt_tokens or len(reply) < 3 or len(tts) != 3:
+        if len(user) + TALKER_TAIL != prompt_tokens:
             raise ModelError(f"{len(user)} rows for a prompt of {prompt_tokens} tokens", field="user")
+        if len(reply) < ROLE_TOKENS:
+            raise ModelError(f"{len(reply)} rows, and {ROLE_TOKENS} are due at least", field="reply")
+        if len(tts) != 3:
+            raise ModelError(f"{len(tts)} rows where 3 are due", field="tts")
         media = _tensor(information, "media")
         if (
             media.dtype != torch.int64
@@ -290,14 +296,23 @@ def _check_new(speech: _Speech, rows: InformedRows, known: int) -> None:
 
 def _choice(information: Mapping[str, Any]) -> CodeChoice:
     """Return how the further codes are chosen. Raise ModelError."""
-    temperature, top_k, top_p, seed = (
-        information.get(name) for name in ("residual_temperature", "residual_top_k", "residual_top_p", "seed")
-    )
-    if not isinstance(temperature, int | float) or temperature < 0:
+    temperature = _number(information, "residual_temperature", float)
+    if temperature < 0:
         raise ModelError(f"{temperature!r} is no temperature", field="residual_temperature")
-    if not isinstance(top_k, int) or not isinstance(top_p, int | float) or not isinstance(seed, int):
-        raise ModelError("residual_top_k, residual_top_p and seed are due", field="residual_top_k")
-    return CodeChoice(float(temperature), top_k, float(top_p), seed)
+    return CodeChoice(
+        temperature,
+        _number(information, "residual_top_k", int),
+        _number(information, "residual_top_p", float),
+        _number(information, "seed", int),
+    )
+
+
+def _number(information: Mapping[str, Any], name: str, kind: type[N]) -> N:
+    """Return a number of the information. Raise ModelError when it is missing or of another kind."""
+    found = information.get(name)
+    if not isinstance(found, int if kind is int else (int, float)):
+        raise ModelError(f"{found!r:.40} where a number is due", field=name)
+    return kind(found)
 
 
 def _tensor(information: Mapping[str, Any], name: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from omni_jobs.errors import ModelError
 from workers.models.pictures.diffusers_checkpoint import torch_dtype
 from workers.models.pictures.source import shades_of
-from workers.models.wan.parameters import CHUNK, BeginParameters
+from workers.models.wan.parameters import CHUNK, LEAST_FRAMES, MOST_FRAMES, BeginParameters
 from workers.models.wan.size import FilmSize
 from workers.models.wan.vae import Past, WanVae, load_vae
 from workers.runners.diffusion.model import Cost, RowOutput
@@ -89,6 +89,8 @@ def _size_of(prompt: DiffusionPrompt[BeginParameters]) -> tuple[torch.Tensor, Fi
     if type(frames) is not int or (frames - 1) % CHUNK:
         raise ModelError(f"{frames!r:.40} is no number of frames", field="frames")
     size = FilmSize(frames, *picture.shape[:2])
+    if not LEAST_FRAMES <= frames <= MOST_FRAMES:
+        raise ModelError(f"{frames} frames, and a video has {LEAST_FRAMES} to {MOST_FRAMES}", field="frames")
     if picture.shape[2] != 3 or not size.is_possible:
-        raise ModelError(f"{list(picture.shape)} and {frames} frames are no video", field="picture.shape")
+        raise ModelError(f"{list(picture.shape)} is no frame of a video", field="picture.shape")
     return picture, size

@@ -67,7 +67,7 @@ class VideoLength(StageParameters):
     seconds: Annotated[
         float | None,
         Field(
-            ge=LEAST_FRAMES // CHUNK * CHUNK / FRAME_RATE,
+            ge=(LEAST_FRAMES - 1) / FRAME_RATE,
             le=(MOST_FRAMES - 1) / FRAME_RATE,
             description=f"of the video, at {FRAME_RATE} frames a second, in place of num_frames; null: num_frames says",
         ),
@@ -159,7 +159,12 @@ class PlaybackParameters(StageParameters):
     """Parameters of the stage that makes the frames."""
 
     fps: Annotated[
-        float, Field(ge=1, le=60, description="frames a second at which the video is played; it has as many frames")
+        float,
+        Field(
+            ge=1,
+            le=60,
+            description="frames a second at which the video is played, which changes how long its frames last",
+        ),
     ] = float(FRAME_RATE)
 
 

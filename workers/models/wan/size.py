@@ -55,7 +55,8 @@ class FilmSize(NamedTuple):
     def of_picture(cls, parameters: BeginParameters, height: int, width: int) -> FilmSize:
         """Return the size of a video that begins with a picture of these sides.
 
-        Sides that a job leaves open are those of the picture's ratio at 832 x 480 pixels, or the nearest possible.
+        Sides that a job leaves open are those of the picture's ratio at 832 x 480 pixels, rounded down to multiples of
+        16 as Diffusers does, within what a video may have; also beside a side that the job names.
         """
         ratio = height / width
         sides = math.sqrt(PIXELS * ratio), math.sqrt(PIXELS / ratio)

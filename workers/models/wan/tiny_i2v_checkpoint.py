@@ -2,8 +2,8 @@
 
     python -m workers.models.wan.tiny_i2v_checkpoint DIR --seed 0
 
-Its parts are those of ``tiny_checkpoint``, but for transformers that see the begin beside the latents, and the later
-time at which the second transformer takes over.
+Its parts are those of ``tiny_checkpoint``, but for transformers that see the begin beside the latents, and the higher
+``boundary_ratio``, so that the second transformer takes over earlier.
 """
 
 from __future__ import annotations

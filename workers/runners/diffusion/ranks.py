@@ -11,21 +11,23 @@ socket, and a prompt's tensors by a directory of their own:
     1 → 0   {ready} or {error}                      the model is loaded, or why not
             {done} or {error}                       the predictions follow, or why there are none
 
-Whoever waits longer than ``rank_timeout_s`` for the other gives the engine up: a rank that ended, hangs or comes late
-is an EngineDead of all rows.
+Rank 0 waits ``rank_timeout_s`` for an answer, and longer while models are loaded. Then it gives the engine up: a rank
+that ended, hangs or comes late is an EngineDead of all rows. Rank 1 waits for the next message without limit, because
+the end of rank 0 ends it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +36,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import distributed
 
-from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, StageError
+from omni_jobs.errors import EngineDead, ModelError, OmniJobsError, OutOfMemory, StageError, StorageFull
 from omni_jobs.pipelines.engine_settings import EngineSettings
 from workers.runners.diffusion.engine_process import ARGS
 from workers.runners.diffusion.engine_settings import DiffusionEngine
@@ -43,8 +45,10 @@ from workers.runners.engine_environment import engine_environment
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs
 
+logger = logging.getLogger(__name__)
+
 _WORLD: Final = 2
-_LOAD_S: Final = 600.0  # that rank 0, once it has loaded its own model, waits for the other's at least
+_LOAD_S: Final = 600.0  # for which each rank waits for the other at least, once its own model is loaded
 _SECOND: Final = "the engine's second device"
 
 
@@ -180,9 +184,12 @@ class Ranks:
     def begin(self, rows: Sequence[Any]) -> None:
         """Let the rank run the unconditional pass of these rows. ``predictions`` or ``discard`` must follow."""
         latents = torch.stack([row.latents for row in rows])
-        dropped, self._dropped[:] = list(self._dropped), []
-        given = [self._given(row) for row in rows]
+        dropped = list(self._dropped)
+        given = self._all_given(rows)
         self._send({"rows": given, "shape": list(latents.shape), "dropped": dropped})
+        del self._dropped[: len(dropped)]
+        for row, each in zip(rows, given, strict=True):
+            row.elsewhere = row.elsewhere or RowElsewhere(each["number"], self._dropped)
         self._joined.send(latents)
 
     def predictions(self, rows: Sequence[Any]) -> torch.Tensor:
@@ -201,9 +208,13 @@ class Ranks:
         return into
 
     def discard(self, rows: Sequence[Any]) -> None:
-        """Take the rank's answer, which is of no use any more, or its error."""
-        with suppress(StageError):
+        """Take the rank's answer, which is of no use any more, or the error of its model. Raises EngineDead."""
+        try:
             self.predictions(rows)
+        except EngineDead:
+            raise  # its answer may still come, and would be taken for that to another question
+        except StageError as error:
+            logger.info("a pass on the second device, which nobody needs, failed: %s", error)
 
     def close(self) -> None:
         """End the process and leave the group. Safe to call twice."""
@@ -230,15 +241,29 @@ class Ranks:
             raise EngineDead(f"{_SECOND} is not there", stage=self._args.stage)
         return self._tensors
 
+    def _all_given(self, rows: Sequence[DividedRow]) -> list[dict[str, Any]]:
+        """Return the rows as the message has them; their prompts are in the spool. Raises OutOfMemory if it is full."""
+        given: list[dict[str, Any]] = []
+        try:
+            for row in rows:
+                given.append(self._given(row))
+        except OmniJobsError as error:
+            for each in given:
+                if "prompt" in each and self._spool is not None:
+                    self._spool.remove(each["prompt"]["file"])
+            if isinstance(error, StorageFull):
+                raise OutOfMemory(f"no room for a prompt of {_SECOND}: {error}") from error
+            raise
+        return given
+
     def _given(self, row: DividedRow) -> dict[str, Any]:
         """Return the row as the message has it, with its prompt if the rank has no such row."""
         if row.elsewhere is not None:
             return {"number": row.elsewhere.number, "steps_done": row.steps_done}
-        number = next(self._numbers)
-        row.elsewhere = RowElsewhere(number, self._dropped)
-        prompt, file = row.prompt, f"prompt{number}"
+        number, prompt = next(self._numbers), row.prompt
         if prompt is None or self._spool is None:
             raise ModelError("a row on two devices must have its prompt", field="prompt")
+        file = f"prompt{number}"
         self._spool.write(file, prompt.tensors, prompt.values)
         begun = {"file": file, "seed": prompt.seed, "parameters": prompt.parameters.model_dump(mode="json")}
         return {"number": number, "steps_done": row.steps_done, "prompt": begun}
