@@ -92,15 +92,18 @@ def request_of(prompt: str) -> dict[str, Any]:
 
 
 class Clients:
-    """Threads that submit jobs to the pipeline, whatever its version, by turns to all servers there are."""
+    """Threads that submit jobs to the pipeline, whatever its version, by turns to all servers there are.
 
-    def __init__(self, servers: list[ApiServer]) -> None:
+    They stop at a moment of the upgrade until its step before is done, however fast they are.
+    """
+
+    def __init__(self, servers: list[ApiServer], moment: int) -> None:
         self.servers = servers
+        self._moment = moment
+        self._moved = threading.Condition()
         self.jobs: dict[str, str] = {}  # the prompt of each
         self.errors: list[str] = []
         self._numbers = itertools.count()
-        self._go_on = threading.Event()
-        self._go_on.set()
         self.threads = [threading.Thread(target=self._submit, daemon=True) for _ in range(CLIENTS)]
         for thread in self.threads:
             thread.start()
@@ -108,7 +111,8 @@ class Clients:
     def _submit(self) -> None:
         try:
             while (number := next(self._numbers)) < JOBS:
-                self._go_on.wait()
+                with self._moved:
+                    self._moved.wait_for(lambda number=number: number < self._moment)
                 self._submit_one(number)
         except Exception as error:  # noqa: BLE001 - the test says which errors clients saw
             self.errors.append(repr(error))
@@ -127,12 +131,15 @@ class Clients:
                 self.jobs[job.id] = prompt
                 return
 
-    def until(self, submitted: int) -> None:
-        """Wait until so many jobs are submitted."""
+    def reach(self, moment: int) -> None:
+        """Wait until the present moment's jobs are submitted, and let the clients go on to this moment."""
         deadline = time.monotonic() + ENDED_WITHIN_S
-        while len(self.jobs) < submitted and not self.errors:
-            assert time.monotonic() < deadline, f"{len(self.jobs)} of {submitted} submitted"
+        while len(self.jobs) < self._moment and not self.errors:
+            assert time.monotonic() < deadline, f"{len(self.jobs)} of {self._moment} submitted"
             time.sleep(0.005)
+        with self._moved:
+            self._moment = moment
+            self._moved.notify_all()
 
     def join(self) -> None:
         for thread in self.threads:
@@ -152,7 +159,7 @@ def results_of(reference: str, stack: EchoStack) -> dict[str, str]:
 @pytest.mark.parametrize("seed", range(int(os.environ.get("UPGRADE_SEEDS", "1"))))
 def test_jobs_end_on_the_version_they_began_with(stack: EchoStack, seed: int) -> None:
     chance = random.Random(seed)
-    moments = sorted(chance.sample(range(100, JOBS - 100), 4))
+    moments = [*sorted(chance.sample(range(100, JOBS - 100), 4)), JOBS]
     configs = stack.settings.resolved_stage_configs
     old: list[EchoWorker] = stack.start("first", "second")
     servers: list[ApiServer] = []
@@ -160,9 +167,9 @@ def test_jobs_end_on_the_version_they_began_with(stack: EchoStack, seed: int) ->
     with ExitStack() as running:
         before = running.enter_context(serve(stack.settings))
         servers.append(before)
-        clients = Clients(servers)
+        clients = Clients(servers, moments[0])
 
-        clients.until(moments[0])  # the file and the workers of version 2, beside version 1
+        clients.reach(moments[1])  # the file and the workers of version 2, beside version 1
         (configs / "next.yaml").write_text(NEXT)
         new = [stack.launch("talk"), stack.launch("second")]
         for worker in new:
@@ -173,14 +180,14 @@ def test_jobs_end_on_the_version_they_began_with(stack: EchoStack, seed: int) ->
             old[victim].stop(signal.SIGKILL)
             old[victim] = stack.launch(stage, old[victim].slot, label="echo@1")
 
-        clients.until(moments[1])  # a server that knows both, beside the one that knows version 1 alone
+        clients.reach(moments[2])  # a server that knows both, beside the one that knows version 1 alone
         after = running.enter_context(serve(stack.settings))
         servers.append(after)
-        clients.until(moments[2])
+        clients.reach(moments[3])
         servers.remove(before)
         before.stop()
 
-        clients.until(moments[3])
+        clients.reach(moments[4])
         assert after.http.post("/v1/pipelines/echo@1/drain").status_code == 200
         drained_at = time.time()
         stack.database.run(lambda tx: tx.execute(text("UPDATE pipeline_versions SET draining_at = draining_at - 60")))

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 _WORLD: Final = 2
 _LOAD_S: Final = 600.0  # for which each rank waits for the other at least, once its own model is loaded
+_ENDS_WITHIN_S: Final = 1.0  # in which the kernel reaps a process whose connections are closed
 _SECOND: Final = "the engine's second device"
 
 
@@ -176,35 +177,48 @@ class Ranks:
         self._answer(max(self._timeout_s, _LOAD_S))
         self._tensors = RankTensors.join(0, self._directory, device, self._timeout_s)
 
-    def wait(self) -> str:
-        """Wait for the end of the process, and return what to say of it."""
-        status = None if self._process is None else self._process.wait()
+    def wait(self, within_s: float | None = None) -> str:
+        """Wait for the end of the process, and return what to say of it. Raises subprocess.TimeoutExpired."""
+        status = None if self._process is None else self._process.wait(within_s)
         return f"{_SECOND} ended with status {status}"
+
+    @contextmanager
+    def _its_end_known(self) -> Iterator[None]:
+        """Say how the process ended, if it did, where a connection to it broke: its end says more than the break."""
+        try:
+            yield
+        except EngineDead as error:
+            if self._process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    raise EngineDead(self.wait(_ENDS_WITHIN_S), stage=self._args.stage) from error
+            raise
 
     def begin(self, rows: Sequence[Any]) -> None:
         """Let the rank run the unconditional pass of these rows. ``predictions`` or ``discard`` must follow."""
         latents = torch.stack([row.latents for row in rows])
         dropped = list(self._dropped)
         given = self._all_given(rows)
-        self._send({"rows": given, "shape": list(latents.shape), "dropped": dropped})
-        del self._dropped[: len(dropped)]
-        for row, each in zip(rows, given, strict=True):
-            row.elsewhere = row.elsewhere or RowElsewhere(each["number"], self._dropped)
-        self._joined.send(latents)
+        with self._its_end_known():
+            self._send({"rows": given, "shape": list(latents.shape), "dropped": dropped})
+            del self._dropped[: len(dropped)]
+            for row, each in zip(rows, given, strict=True):
+                row.elsewhere = row.elsewhere or RowElsewhere(each["number"], self._dropped)
+            self._joined.send(latents)
 
     def predictions(self, rows: Sequence[Any]) -> torch.Tensor:
         """Return where the pass of each row goes, float32 [B, …] of their latents' shape.
 
         Raises the error of the rank's model, and EngineDead.
         """
-        try:
-            self._answer(self._timeout_s)
-        except OmniJobsError:
-            for row in rows:
-                row.elsewhere = None
-            raise
         into = torch.empty((len(rows), *rows[0].latents.shape), dtype=torch.float32, device=self._joined.device)
-        self._joined.receive(into)
+        with self._its_end_known():
+            try:
+                self._answer(self._timeout_s)
+            except OmniJobsError:
+                for row in rows:
+                    row.elsewhere = None
+                raise
+            self._joined.receive(into)
         return into
 
     def discard(self, rows: Sequence[Any]) -> None:
