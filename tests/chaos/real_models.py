@@ -43,7 +43,7 @@ from tests.chaos.clients import Record
 from tests.chaos.recovery import Recoveries, percentile
 from tests.stage_configs import write_stage_configs
 
-__all__ = ["PIPELINES", "run_real_models"]
+__all__ = ["PIPELINES", "differ_by", "run_real_models"]
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 5.0
@@ -229,7 +229,7 @@ class _Run:
         if (job.result, {each.name for each in job.artifacts}) != (asked.result, set(asked.artifacts)):
             return False
         return all(
-            _differ_by(self._artifact(job, name), artifact) <= self._subject.rounding
+            differ_by(self._artifact(job, name), artifact) <= self._subject.rounding
             for name, artifact in asked.artifacts.items()
         )
 
@@ -272,7 +272,7 @@ def _engines_of(worker: int) -> list[int]:
     return [each for each in processes_of([worker]) if each != worker]
 
 
-def _differ_by(one: bytes, other: bytes) -> float:
+def differ_by(one: bytes, other: bytes) -> float:
     """The largest difference of two 16-bit WAVs' samples or two pictures' colours; 65,536 if their sizes differ.
 
     Of two videos: the mean difference of the colours of a frame, the largest.

@@ -90,10 +90,27 @@ def test_help_teaches() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_pictures_of_killed_workers_are_those_of_undisturbed_ones(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.chaos.picture_kills", "--times", "2", "--json", str(report)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    kills = json.loads(report.read_text())
+    kills = killed(tmp_path, "--pipeline qwen_image --victim worker --times 2")
     assert [kill["alone"] for kill in kills] == [True, False, False, False, False]
     assert any(kill["attempts"] > 1 for kill in kills)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(580)
+def test_videos_of_killed_workers_and_engines_are_those_of_undisturbed_ones(tmp_path: Path) -> None:
+    kills = killed(tmp_path, "--pipeline wan --company 0 --times 2")
+    assert [(kill["victim"], kill["attempts"], kill["is_same"]) for kill in kills] == [
+        ("worker", 2, True),
+        ("engine", 2, True),
+    ]
+    assert all(kill["resumed_at"] > 0 for kill in kills)
+
+
+def killed(directory: Path, words: str) -> list[dict[str, Any]]:
+    """Return what became of each job whose denoising was killed; nothing is wrong with any."""
+    report = directory / "report.json"
+    command = [sys.executable, "-m", "tests.chaos.denoise_kills", *words.split(), "--json", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kills: list[dict[str, Any]] = json.loads(report.read_text())
+    return kills
