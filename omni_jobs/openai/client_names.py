@@ -30,10 +30,10 @@ def in_client_names(name_of: NameOf) -> Iterator[None]:
 
 
 def rename(error: OmniJobsError, name_of: NameOf) -> None:
-    """Give an error's field the client's name for it. The message says which side of a ``size`` it is."""
+    """Give an error's field the client's name for it. The message says which side of a ``size`` it is, or all sides."""
     if error.field is None:
         return
     own = error.field.rpartition(".")[2]
     error.field = name_of(error.field)
-    if error.field == "size" != own:
+    if error.field == "size" != own and not error.message.startswith(f"{own} x "):
         error.message = f"{own}: {error.message}"

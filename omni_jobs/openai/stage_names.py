@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.pipelines.stage_config import Pipeline, StageConfig
+from omni_jobs.requests.complaints import words_of
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "negative_prompt": ("negative_prompt",),
@@ -76,7 +79,8 @@ class StageNames:
     def set_size(self, size: Any, such: str) -> None:
         """Set the size, WIDTHxHEIGHT in pixels. ``such``: what a client may send, for the error.
 
-        Raises InvalidRequest naming ``size`` for another form, and if no stage has one, or has another one.
+        Raises InvalidRequest naming ``size`` for another form, for sides that a stage does not take, which the message
+        tells, and if no stage has a size, or has another one.
         """
         found = _SIZE.fullmatch(size) if isinstance(size, str) else None
         if found is None:
@@ -84,6 +88,7 @@ class StageNames:
         for values in ({"width": int(found[1]), "height": int(found[2])}, {"size": size}):
             if stages := [stage for stage in self._running if all(stage.has_parameter(own) for own in values)]:
                 self._set(stages, values, "size")
+                _check_sides(stages, values)
                 return
         raise InvalidRequest(f"pipeline {self._pipeline.name} takes no size", field="size")
 
@@ -94,3 +99,21 @@ class StageNames:
                 if given.setdefault(own, value) != value:
                     raise InvalidRequest(f"given twice, and not the same: see stages.{stage.name}.{own}", field=name)
                 self.sent[f"stages.{stage.name}.{own}"] = name
+
+
+def _check_sides(stages: Sequence[StageConfig], values: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest that tells of each side what is wrong with it. The stage itself names the first alone."""
+    for stage in stages:
+        problems = {own: _problem(stage, own, value) for own, value in values.items()}
+        wrong = [problem if own == "size" else f"{own}: {problem}" for own, problem in problems.items() if problem]
+        if wrong:
+            raise InvalidRequest("; ".join(wrong), field="size")
+
+
+def _problem(stage: StageConfig, own: str, value: Any) -> str | None:
+    """Return why a stage does not take a value of a parameter, whatever the others are; None: it does."""
+    try:
+        beyond = stage.beyond_limits({own: value})
+    except ValidationError as error:
+        return words_of(error.errors(include_url=False, include_input=False)[0])
+    return f"{beyond.problem} (a limit of this pipeline)" if beyond is not None and beyond.limit == own else None

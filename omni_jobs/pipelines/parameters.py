@@ -15,11 +15,13 @@ class StageParameters(BaseModel):
 
     quantities  whole numbers that a class computes of its parameters, such as the pixels of width and height: the name
                 of a property → those parameters. A stage's ``limits`` may bound them, too
+    instead_of  a parameter → the one in whose place it stands unless it is None. A job that sets both is refused
     work        the numbers in proportion to whose product the work of a stage run grows: the name of a parameter or
                 property → what None counts as. ``omni_jobs.requests.cost`` makes a job's cost of them
     """
 
     quantities: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    instead_of: ClassVar[Mapping[str, str]] = {}
     work: ClassVar[Mapping[str, int]] = {}
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)

@@ -193,9 +193,14 @@ class StageConfig(_Frozen):
         if (found := beyond(limited, overrides)) is not None:
             return found
         parameters = self.parameters_with(overrides)
-        for name, parts in self.parameters_type.quantities.items():
+        unused = {
+            other if getattr(parameters, name) is not None else name
+            for name, other in self.parameters_type.instead_of.items()
+        }
+        for name, its_parts in self.parameters_type.quantities.items():
             found = beyond(limited, {name: getattr(parameters, name)})
             if found is not None:
+                parts = [part for part in its_parts if part not in unused]
                 said = f"{' x '.join(parts)} are {getattr(parameters, name)} {name}, which {found.problem}"
                 return Beyond(next((part for part in parts if part in overrides), parts[0]), name, said)
         return None

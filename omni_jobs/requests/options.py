@@ -110,7 +110,17 @@ def parameters_of(request: JobRequest, pipeline: Pipeline, stages: Sequence[Stag
         if beyond is not None:
             field = fields.get((stage, beyond.parameter), f"stages.{stage}.{beyond.parameter}")
             raise InvalidRequest(f"{beyond.problem} (a limit of this pipeline)", field=field)
+        _check_set_once(running[stage], values)
     return chosen
+
+
+def _check_set_once(stage: StageConfig, values: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a parameter that a job sets beside another that stands in its place."""
+    for name, other in stage.parameters_type.instead_of.items():
+        if values.get(name) is not None and values.get(other) is not None:
+            raise InvalidRequest(
+                f"given, and {name} as well: a job sets one of the two", field=f"stages.{stage.name}.{other}"
+            )
 
 
 def _of_parameters(error: ValidationError, stage: str, fields: Mapping[tuple[str, str], str]) -> InvalidRequest:

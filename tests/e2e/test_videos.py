@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from omni_jobs.client import Client
 from omni_jobs.errors import InvalidRequest
@@ -111,6 +111,7 @@ def test_videos_are_those_of_the_reference(client: Client, reference: WanReferen
         ("denoise", {"width": 65}, "stages.denoise.width"),
         ("denoise", {"height": 8}, "stages.denoise.height"),
         ("denoise", {"seconds": 60.0}, "stages.denoise.seconds"),
+        ("denoise", {"num_frames": 33, "seconds": 2.0}, "stages.denoise.num_frames"),
         ("decode", {"fps": 0.0}, "stages.decode.fps"),
         ("encode", {"negative_prompt": "x" * 511}, "stages.encode.negative_prompt"),
     ],
@@ -138,3 +139,31 @@ def test_openais_client_makes_a_video(stack: EmbeddedStack) -> None:
         frames, rate = frames_of(openai.videos.download_content(made.id).read())
     assert frames.shape == (9, 48, 64, 3)
     assert rate == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"size": "833x2000"},
+            "size: width: must be a multiple of 16 from 16 to 1280; the nearest are 832 and 848; "
+            "height: must be a multiple of 16 from 16 to 1280; the nearest is 1280",
+        ),
+        ({"seconds": "12"}, "seconds: must be less than or equal to 10"),
+        (
+            {"seconds": "2", "extra_body": {"num_frames": 33}},
+            "num_frames: given, and seconds as well: a job sets one of the two",
+        ),
+        (
+            {"seconds": "2", "extra_body": {"stages": {"denoise": {"num_frames": 33}}}},
+            "stages.denoise.num_frames: given, and seconds as well: a job sets one of the two",
+        ),
+    ],
+)
+def test_what_is_refused_of_openais_client_is_named_and_said(
+    stack: EmbeddedStack, more: dict[str, Any], message: str
+) -> None:
+    with OpenAI(base_url=f"{stack.url}/v1", api_key="none") as openai, pytest.raises(BadRequestError) as refused:
+        openai.videos.create(model="wan", prompt=TEXT, **more)
+    assert refused.value.param == message.partition(":")[0]
+    assert refused.value.message.endswith(f" - {message}")

@@ -21,7 +21,7 @@ VIDEOS: Final = ParameterTable(
         taken("boundary_ratio", "vLLM-Omni's"),
         taken("flow_shift", "vLLM-Omni's"),
         taken("fps", "vLLM-Omni's"),
-        taken("num_frames", "vLLM-Omni's"),
+        taken("num_frames", "vLLM-Omni's; refused beside `seconds`"),
         taken("extra_params", "vLLM-Omni's: an object of further parameters of the stages"),
         taken("stages", "not OpenAI's: parameters by stage, as in `POST /v1/jobs`"),
     ),

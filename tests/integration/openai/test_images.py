@@ -271,6 +271,14 @@ def test_what_is_refused_names_the_client_s_field(
     assert jobs_of(echo_media, 1) == before
 
 
+def test_what_is_wrong_with_each_side_is_said(stock: Stock) -> None:
+    error = stock.error(openai.BadRequestError, lambda: generate(stock, size="63x4096"))
+    assert error.param == "size"
+    assert error.message.endswith(
+        " - size: width: must be greater than or equal to 64; height: must be less than or equal to 2048"
+    )
+
+
 @pytest.mark.parametrize(
     ("image", "more", "param"),
     [

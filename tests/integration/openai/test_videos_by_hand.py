@@ -232,6 +232,26 @@ def test_what_is_refused_is_named_and_leaves_nothing(
     assert set(api.services.store.list("")) == stored
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"size": "8320x32"},
+            "size: width: must be less than or equal to 2048; height: must be greater than or equal to 64",
+        ),
+        (
+            {"size": "2048x2048", "seconds": "60"},
+            "size: width x height x seconds x fps are 2013265920 video_pixels, which must be at least 1 and at most "
+            "134217728 (a limit of this pipeline)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_size_is_said(stock: Stock, more: dict[str, Any], message: str) -> None:
+    error = stock.error(openai.BadRequestError, lambda: created(stock.client, **more))
+    assert error.param == "size"
+    assert error.message.endswith(f" - {message}")
+
+
 def test_an_unknown_model_is_not_found(stock: Stock) -> None:
     error = stock.error(openai.NotFoundError, lambda: created(stock.client, model="sora-2"))
     assert error.param == "model"

@@ -160,6 +160,22 @@ def said(text: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "name", "problem"),
+    [
+        ({"num_frames": 85}, "num_frames", "width x height x num_frames are 33945600 video_pixels"),
+        ({"seconds": 10.0}, "seconds", "width x height x seconds are 64296960 video_pixels"),
+    ],
+)
+def test_a_quantity_names_what_it_was_computed_of(
+    tmp_path: Path, overrides: dict[str, Any], name: str, problem: str
+) -> None:
+    stage = load_pipeline(limited(tmp_path, "wan", "denoise", "{video_pixels: {at_most: 33000000}}")).stage("denoise")
+    found = stage.beyond_limits(overrides)
+    assert found is not None
+    assert (found.parameter, found.problem.partition(",")[0]) == (name, problem)
+
+
+@pytest.mark.parametrize(
     ("parameters", "name", "message"),
     [
         ({"steps": 61}, "steps", "must be at least 1 and at most 60 (a limit of this pipeline)"),

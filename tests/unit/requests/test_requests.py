@@ -350,6 +350,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "stage's value": ({"stages": {"thinker": {"top_k": -2}}}, "stages.thinker.top_k", "greater"),
     "stage's name": ({"stages": {"thinker": {"bogus": 1}}}, "stages.thinker.bogus", "unknown key"),
     "stage no object": ({"stages": {"thinker": 5}}, "stages.thinker", "object"),
+    "length twice": (
+        {"model": "wan", "modalities": ["video"], "stages": {"denoise": {"seconds": 2.0, "num_frames": 33}}},
+        "stages.denoise.num_frames", "seconds as well"),
     "min above max": (
         {"max_tokens": 3, "stages": {"thinker": {"min_tokens": 4}}}, "stages.thinker.min_tokens", "max_tokens"),
     "another stage's value": (

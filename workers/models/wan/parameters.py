@@ -63,6 +63,8 @@ _VIDEO: Final[Mapping[str, tuple[str, ...]]] = {
 class VideoLength(StageParameters):
     """How long a video is."""
 
+    instead_of: ClassVar[Mapping[str, str]] = {"seconds": "num_frames"}
+
     num_frames: Annotated[int, AfterValidator(_check_frames), WithJsonSchema(dict(_FRAMES_SCHEMA))] = 81
     seconds: Annotated[
         float | None,

@@ -103,6 +103,8 @@ class ImageParameters(_PictureParameters):
 class VideoParameters(_PictureParameters):
     """Parameters of videos. ``fps`` and ``num_frames`` are not OpenAI's: vLLM-Omni's are."""
 
+    instead_of: ClassVar[Mapping[str, str]] = {"seconds": "num_frames"}
+
     seconds: Annotated[int, Field(ge=1, le=600)] | None = None
     fps: Annotated[int, Field(ge=1, le=240)] | None = None
     num_frames: Annotated[int, Field(ge=1, le=100_000)] | None = None
