@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.docs.pages import blocks, page
 from tests.integration.api_server import ApiServer
+from tests.integration.openai.stock import Stock
 
 PAGE = page("openai.md")
 
@@ -36,3 +37,9 @@ def test_the_examples_run_as_written(
     assert (tmp_path / "answer.mp3").read_bytes().startswith((b"ID3", b"\xff"))
     assert "320x192 for 2 s" in out
     assert re.search(r"^video_[0-9a-f]{32} completed 100$", out, re.MULTILINE)
+
+
+def test_the_page_quotes_the_warning_of_the_stock_client(stock: Stock) -> None:
+    with pytest.warns(DeprecationWarning, match="Sora") as seen:
+        stock.client.videos.list()
+    assert f"`DeprecationWarning: {seen[0].message}`" in PAGE
