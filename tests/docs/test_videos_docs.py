@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_jobs.pipelines.loader import load_pipelines
 from omni_jobs.requests import admit, parse
 from omni_jobs.settings import Settings
+from tests.docs.pages import blocks
+from tests.stage_configs import write_stage_configs
 from workers.models.wan.denoiser import _MAX_BATCH_COST
 from workers.models.wan.parameters import LEAST_FRAMES, MAX_SIDE, MOST_FRAMES, PATCH
 from workers.models.wan.prompts import MAX_TEXT_TOKENS
@@ -57,3 +60,12 @@ def test_defaults_of_videos_from_a_picture_are_the_stage_configs() -> None:
     begin, denoise = (pipeline.stage(name).parameters_with({}) for name in ("begin", "denoise"))
     assert (getattr(begin, "width", 0), getattr(begin, "height", 0)) == (None, None)
     assert (getattr(denoise, "guidance_scale", 0), getattr(denoise, "guidance_scale_2", 0)) == (3.5, 3.5)
+
+
+@pytest.mark.parametrize("name", ["wan", "wan_i2v"])
+def test_the_interval_of_snapshots_is_taken_and_decides_no_result(name: str, tmp_path: Path) -> None:
+    (block,) = blocks(PAGE, "yaml")
+    engine = yaml.safe_load(block)["stages"]["denoise"]["engine"]
+    changed = load_pipelines(write_stage_configs(tmp_path / name, name, {"denoise": engine})).named(name)
+    assert changed.stage("denoise").engine_settings.model_dump().items() >= engine.items()
+    assert changed.digest == PIPELINES.named(name).digest
