@@ -73,7 +73,9 @@ ModalitiesOption = Annotated[
 ]
 SizeOption = Annotated[
     str | None,
-    typer.Option("--size", metavar="WIDTHxHEIGHT", help="Of a picture: the width and height of the stages that have."),
+    typer.Option(
+        "--size", metavar="WIDTHxHEIGHT", help="Of a picture or a video: the width and height of the stages that have."
+    ),
 ]
 KeepPayloadsOption = Annotated[
     bool,
