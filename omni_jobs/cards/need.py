@@ -18,7 +18,7 @@ _DRIVER_BYTES: Final = 500_000_000  # CUDA's context of a process
 _BYTES_OF_DTYPE: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _FLOATS: Final = {"F64", "F32", "F16", "BF16"}  # what a dtype converts; quantized weights stay as they are
 _BITS: Final = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "U64": 64, "U32": 32}
-_BLOCK: Final = re.compile(r"\w+\.\d+\.")  # a block's name among those of weights
+_BLOCK: Final = re.compile(r"(\w+/)?\w+\.\d+\.")  # a block's name among those of weights, behind their folder
 _BLOCKS_AT_A_TIME: Final = 2  # of an offloaded model: the one that computes, and the next
 _MOST_HEADER_BYTES: Final = 100_000_000  # as safetensors itself reads
 _OF_QUANTIZED: Final = 8  # the bits of every other dtype: F8, I8, U8, BOOL
@@ -88,7 +88,7 @@ def _on_card(memory: CardMemory, directory: Path, value_bytes: int, engine: Any)
     for name, size in _weights(memory, directory, value_bytes):
         is_compact = name.startswith(memory.compact)
         size = size * compact_bytes // value_bytes if is_compact else size
-        block = _BLOCK.match(name.removeprefix(memory.compact)) if is_compact else None
+        block = _BLOCK.match(name) if is_compact else None
         if block is None or not getattr(engine, "offload_blocks", False):
             rest += size
         else:

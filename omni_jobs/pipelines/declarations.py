@@ -62,8 +62,8 @@ class CardMemory:
     context     the file and the keys in it that lead to the config of the transformer whose keys and values it keeps,
                 such as "config.json", "text_config"; empty: it keeps none
     work_bytes  its activations and buffers in the largest step of the family's stage config: an estimate
-    compact     the beginning of the names of the weights that a diffusion engine's ``weights`` and ``offload_blocks``
-                are about
+    compact     the beginnings of the names of the weights that a diffusion engine's ``weights`` and ``offload_blocks``
+                are about; of several transformers the blocks of one are on the card at a time
     """
 
     weights: tuple[str, ...] = ("",)
@@ -71,7 +71,7 @@ class CardMemory:
     auto_bytes: int = 2
     context: tuple[str, ...] = ()
     work_bytes: int = 2 * 10**9
-    compact: str = "\0"
+    compact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,22 @@ def test_defaults_of_videos_from_a_picture_are_the_stage_configs() -> None:
 
 @pytest.mark.parametrize("name", ["wan", "wan_i2v"])
 def test_the_interval_of_snapshots_is_taken_and_decides_no_result(name: str, tmp_path: Path) -> None:
-    (block,) = blocks(PAGE, "yaml")
+    (block,) = (each for each in blocks(PAGE, "yaml") if "snapshot_every_s" in each)
     engine = yaml.safe_load(block)["stages"]["denoise"]["engine"]
     changed = load_pipelines(write_stage_configs(tmp_path / name, name, {"denoise": engine})).named(name)
     assert changed.stage("denoise").engine_settings.model_dump().items() >= engine.items()
     assert changed.digest == PIPELINES.named(name).digest
+
+
+@pytest.mark.parametrize("name", ["wan", "wan_i2v"])
+def test_the_other_settings_of_denoise_are_taken(name: str, tmp_path: Path) -> None:
+    shown = [yaml.safe_load(each) for each in blocks(PAGE, "yaml")]
+    engines = [each["engine"] for each in shown if "engine" in each]
+    assert engines
+    for number, engine in enumerate(engines):
+        directory = write_stage_configs(tmp_path / f"{name}{number}", name, {"denoise": engine})
+        stage = load_pipelines(directory).named(name).stage("denoise")
+        assert stage.component_declaration is not None
+        assert stage.engine_settings.asked_of_model
+        asked = {each.rpartition(".")[2] for each in stage.engine_settings.asked_of_model}
+        assert asked <= stage.component_declaration.takes

@@ -47,9 +47,18 @@ def omni(name: str, thinker: int, config: Mapping[str, int]) -> Checkpoint:
     return Checkpoint(name, weights, configs)
 
 
+def blocks(prefix: str, number: int, millions: int, rest: int) -> dict[str, int]:
+    """A transformer of so many blocks, each of so many millions, and what is no block."""
+    return {**{f"{prefix}{n}.": millions for n in range(number)}, f"{prefix.partition('/')[0]}/embedder.": rest}
+
+
 _ENCODER: Final = {"text_encoder/lm_head.": 545, "text_encoder/visual.": 680, "text_encoder/model.": 7_070}
-_PICTURES: Final = {**_ENCODER, "transformer/": 20_430, "vae/": 127}
-_VIDEOS: Final = {"text_encoder/": 5_680, "transformer/": 14_290, "transformer_2/": 14_290, "vae/": 127}
+_PICTURES: Final = {**_ENCODER, **blocks("transformer/transformer_blocks.", 60, 340, 30), "vae/": 127}
+_EXPERTS: Final = {
+    **blocks("transformer/blocks.", 40, 351, 250),
+    **blocks("transformer_2/blocks.", 40, 351, 250),
+}
+_VIDEOS: Final = {"text_encoder/": 5_680, **_EXPERTS, "vae/": 127}
 _CHAT: Final = (
     Checkpoint("Mistral-Small-24B", {"": 23_570}, {"config.json": text(40, 32, 8, 5120, head_dim=128)}),
     Checkpoint("Qwen2.5-14B", {"": 14_770}, {"config.json": text(48, 40, 8, 5120)}),
@@ -89,7 +98,7 @@ CHECKPOINTS: Final[Mapping[str, tuple[Checkpoint, ...]]] = {
                 "vision_language_encoder/model.visual.": 310,
                 "vision_language_encoder/model.vqmodel.": 15,
                 "vision_language_encoder/model.language_model.": 9_430,
-                "transformer/": 7_000,
+                **blocks("transformer/transformer_blocks.", 30, 226, 220),
                 "text_encoder/": 200,
                 "vae/": 50,
             },

@@ -97,6 +97,31 @@ def test_offloaded_blocks_compute_the_same(
     assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
+def test_glm_image_whose_layers_run_outside_of_the_models_forward_too(
+    tiny_glm_images: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture that edits another, whose layers run once for its source, beside one that does not."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: CPU)
+    checkpoint = tiny_glm_images(0)
+    model = OmniModelConfig(checkpoint, "glm_image", "denoise")
+    loud = {"loud": str(build_picture_adapter(checkpoint, tmp_path / "loud", 1))}
+    whole, offloaded = (load_denoise(replace(model, offload_blocks=each), CPU, None) for each in (False, True))
+    for each in (whole, offloaded):
+        each.adapt(loud)
+    offloaded.offload(CPU)
+    blocks: Any = offloaded._transformer.network.transformer_blocks
+    assert all(hasattr(block, "_diffusers_hook") for block in blocks)
+    ids = torch.arange(6) * 100
+    source = {"source_ids": [ids.view(2, 3)], "source_latents": [torch.ones(16, 8, 12)]}
+    values = {"height": 64, "width": 96, "glyph_texts": ["Open"]}
+    given = [
+        DiffusionPrompt({"token_ids": ids, **more}, values, DenoiseParameters(steps=2, lora=lora), 5)
+        for more, lora in ((source, None), ({}, "loud"))
+    ]
+    found, expected = latents(offloaded, *given), latents(whole, *given)
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
+
+
 def args(checkpoint: Path, component: str = "denoise", **engine: Any) -> OmniEngineArgs:
     model = OmniModelConfig(checkpoint, "qwen_image", component)
     return OmniEngineArgs("draw", model, "cpu", None, 4, DiffusionEngine(**engine))

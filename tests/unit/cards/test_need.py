@@ -156,6 +156,29 @@ def test_a_compact_transformer_takes_less(tmp_path: Path, engine: dict[str, obje
     assert need.weights_bytes == millions * 10**6
 
 
+@pytest.mark.parametrize(
+    ("engine", "millions"),
+    [
+        ({}, 2 * (28_000 + 460)),
+        ({"weights": "float8"}, 2 * (14_000 + 460)),
+        ({"offload_blocks": True}, 2 * (700 + 460)),
+        ({"weights": "float8", "offload_blocks": True}, 2 * (350 + 460)),
+    ],
+)
+def test_of_two_compact_transformers_the_blocks_of_one_are_on_the_card(
+    tmp_path: Path, engine: dict[str, object], millions: int
+) -> None:
+    """What is no block stays as it is, and is reckoned for both."""
+    blocks = {f"blocks.{n}.attn1.to_q.weight": ("BF16", 350 * 10**6) for n in range(40)}
+    for folder in ("transformer", "transformer_2"):
+        rest = {"condition_embedder.time_proj.weight": ("BF16", 230 * 10**6)}
+        write_hole(tmp_path / folder / "model.safetensors", {**blocks, **rest})
+    pipeline = load_pipeline(CONFIGS / "wan.yaml")
+    need = need_of(pipeline, with_engine(pipeline.stages["denoise"], engine), tmp_path)
+    assert need is not None
+    assert need.weights_bytes == millions * 10**6
+
+
 def test_adapters_are_loaded_beside_the_weights(tmp_path: Path) -> None:
     write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 1000)})
     write_hole(tmp_path / "ink" / "adapter_model.safetensors", {"a": ("F32", 30), "b": ("F32", 10)})

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_jobs.cards import CardNeed, divided, need_of
+from omni_jobs.cards import CardNeed, CardPlace, divided, need_of
 from omni_jobs.cli import app
 from omni_jobs.pipelines.loader import load_pipeline
+from omni_jobs.pipelines.stage_config import StageConfig
 from tests.docs.pages import page
-from tests.unit.cards.test_need import CONFIGS, TALKER, TEXT, omni, write_hole
+from tests.packaging.checkpoint_sizes import CHECKPOINTS
+from tests.unit.cards.test_need import CONFIGS, TALKER, TEXT, omni, with_engine, write_hole
 
 __all__ = ["omni"]
 
@@ -86,6 +88,36 @@ def test_the_shares_of_a_stage_config_are_enough_on_the_card_that_the_docs_name(
     assert too_small == {}
     told = [float(share) for share in re.findall(r"0\.\d+", rows()[name][3])]
     assert told == [place.need.share for place in places if place.need.share is not None], "the table's shares"
+
+
+def compact_rows() -> list[list[str]]:
+    """The cells of the table of what takes less of a card."""
+    section = page("operations/gpus.md").partition("## Less of a card")[2].partition("\n## ")[0]
+    return [re.sub("`", "", line).strip("| ").split(" | ") for line in section.splitlines() if " of " in line[:14]]
+
+
+@pytest.mark.parametrize("row", compact_rows(), ids=lambda row: f"{row[0]} {row[1]}")
+def test_the_settings_that_the_docs_name_give_a_pipeline_room(row: list[str], tmp_path: Path) -> None:
+    """Without them it has none, and with them each card is as full as the table says, and keeps a twentieth free."""
+    cards, name, setting, told = row
+    number, size = cards.split(" of ")
+    room = [int(size) * 10**9] * {"one": 1, "two": 2, "three": 3}[number]
+    CHECKPOINTS[name][0].write(tmp_path)
+    pipeline = load_pipeline(CONFIGS / f"{name}.yaml")
+    key, value = setting.split(": ")
+    engine = {"cuda": {key: {"true": True}.get(value, value)}}
+
+    def places(denoise: StageConfig) -> list[CardPlace]:
+        stages = {**pipeline.stages, "denoise": denoise}.values()
+        found = [need_of(pipeline, stage, tmp_path) for stage in stages]
+        return divided([need for need in found if need is not None], room)
+
+    assert not all(place.cards for place in places(pipeline.stages["denoise"]))
+    found = places(with_engine(pipeline.stages["denoise"], engine))
+    taken = [sum(place.need.bytes for place in found if card in place.cards) for card in range(len(room))]
+    assert all(place.cards for place in found)
+    assert max(taken) <= 0.95 * room[0]
+    assert {int(each) for each in re.findall(r"\d+", told)} <= {round(each / 10**9) for each in taken}
 
 
 def test_a_share_that_is_too_small_is_marked(omni: Path) -> None:

@@ -41,7 +41,7 @@ _SAVED_BY = "glm_image denoise 1"  # raised when a saved row comes to mean somet
 def load_denoise(model: OmniModelConfig, device: torch.device, dtype: str | None) -> Denoise:
     """Return the model of a checkpoint; ``dtype`` None or auto: bfloat16 on a GPU, else float32. Raises ConfigError."""
     torch_dtype = denoising_dtype(dtype, device)
-    transformer = Transformer(load_compact(model, TRANSFORMER_CLASS, device, torch_dtype))
+    transformer = Transformer(load_compact(model, TRANSFORMER_CLASS, device, torch_dtype), device)
     if transformer.patch != _PATCH:
         file = str(model.path / "transformer" / "config.json")
         raise ConfigError(f"patches of {_PATCH} latents are due", file=file, field="patch_size")
@@ -132,6 +132,9 @@ class Denoise(EulerDenoiser[LatentRow]):
     def adapt(self, directories: Mapping[str, str]) -> None:
         """Load LoRA adapters of the transformer. Raises ConfigError naming the module and the file."""
         self.adapters.load(self._transformer.network, directories, self._transformer.dtype)
+
+    def offload(self, device: torch.device) -> None:
+        self._transformer.offload()
 
     def tokens(self, each: Pass[LatentRow]) -> int:
         keys: int = each.condition.keys

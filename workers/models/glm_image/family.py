@@ -69,8 +69,8 @@ GLM_IMAGE = Family(
             implementation=f"{_HERE}.denoise:load_denoise",
             resumable=True,
             dialects=_LATENTS,
-            memory=CardMemory(("transformer/", "text_encoder/"), work_bytes=3 * 10**9, compact="transformer/"),
-            takes=frozenset({"devices", "lora_modules", "weights"}),
+            memory=CardMemory(("transformer/", "text_encoder/"), work_bytes=3 * 10**9, compact=("transformer/",)),
+            takes=frozenset({"devices", "lora_modules", "offload_blocks", "weights"}),
         ),
         "decode": ComponentDeclaration(
             "diffusion",

@@ -11,7 +11,7 @@ of its patches are kept, and a picture that is an edit of it attends to them at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from diffusers.models.transformers.transformer_glm_image import (
     GlmImageLayerKVCache,
 )
 
+from workers.models.pictures.compact_transformer import offloaded
 from workers.models.pictures.vae import LATENT
 
 Memory = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -112,13 +113,17 @@ class SourcesOfRows:
         return both[0], both[1]
 
 
-class Transformer:
-    """The transformer of a checkpoint on one device."""
+_OF_LAYERS = ("transformer_blocks", "image_projector", "time_condition_embed")  # of the model: what ``_layers`` runs
 
-    def __init__(self, model: Any) -> None:
+
+class Transformer:
+    """The transformer of a checkpoint, which computes on one device."""
+
+    def __init__(self, model: Any, device: torch.device | None = None) -> None:
+        """Take Diffusers' model. ``device`` is where it computes; None: where the model is."""
         self._model = model
         self.network: torch.nn.Module = model
-        self.device: torch.device = model.device
+        self.device: torch.device = device or model.device
         self.dtype: torch.dtype = model.dtype
         self.channels: int = model.config.in_channels
         self.codebook: int = model.config.prior_vq_quantizer_codebook_size
@@ -126,6 +131,18 @@ class Transformer:
         for block in model.transformer_blocks:
             block.attn1.set_processor(MaskedAttention())  # type: ignore[no-untyped-call]
         self._rotary = lru_cache(maxsize=16)(self._new_rotary)
+        self._layers: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self._run_layers
+
+    def offload(self) -> None:
+        """Let the blocks, which are in host memory, come to the device when they compute. The other parts stay there.
+
+        Diffusers' own offloading is by the forward of its model, which is not run here.
+        """
+        parts = dict(self._model.named_children())
+        for name, part in parts.items():
+            if name not in _OF_LAYERS:
+                part.to(self.device)
+        self._layers = offloaded({name: parts[name] for name in _OF_LAYERS}, self._run_layers, self.device)
 
     def condition(
         self, glyphs: torch.Tensor, image_tokens: torch.Tensor | None, patches: int, sources: Memory = ()
@@ -185,7 +202,7 @@ class Transformer:
         velocities: torch.Tensor = patches.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
         return velocities.float()
 
-    def _layers(
+    def _run_layers(
         self,
         latents: torch.Tensor,
         prior: torch.Tensor,

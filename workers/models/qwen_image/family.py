@@ -29,7 +29,7 @@ _HEAD = ("text_encoder/lm_head.",)
 _VISION = ("text_encoder/visual.", "text_encoder/model.visual.")
 _TEXT_CONFIG = ("text_encoder/config.json",)
 _DENOISE_TAKES = frozenset({"devices", "lora_modules", "offload_blocks", "weights"})
-_DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9, compact="transformer/")
+_DENOISE_MEMORY = CardMemory(("transformer/",), work_bytes=8 * 10**9, compact=("transformer/",))
 
 _DECODE = ComponentDeclaration(
     "diffusion",

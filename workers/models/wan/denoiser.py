@@ -57,7 +57,7 @@ def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, be
     index = read_index(model.path, PICTURE_CLASS if begins else TEXT_CLASS)
     config = read_unipc_config(model.path)
     channels = CHANNELS + (PICTURE_CHANNELS if begins else 0)
-    experts = load_experts(model.path, device, denoising_dtype(dtype, device), channels)
+    experts = load_experts(model, device, denoising_dtype(dtype, device), channels)
     identity = f"{fingerprint(model.path, (*EXPERTS, 'scheduler'))} {index.boundary_ratio}"
     return FilmDenoiser(
         experts,
@@ -140,6 +140,9 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
             unconditional=self._text(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
             begin=_seen_begin(self._begin_latents(prompt)).to(self.device) if self._begins else None,
         )
+
+    def offload(self, device: torch.device) -> None:
+        self.experts.offload()
 
     def step(self, rows: Sequence[FilmRow]) -> None:
         """Take one step of UniPC for each row."""

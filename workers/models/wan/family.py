@@ -37,7 +37,12 @@ _ENCODE = ComponentDeclaration(
     implementation=f"{_HERE}.text_encoder:load_text_encoder",
     memory=CardMemory(("text_encoder/",), work_bytes=2 * 10**9),
 )
-_DENOISE_MEMORY = CardMemory(("transformer/", "transformer_2/"), work_bytes=12 * 10**9)
+_DENOISE_MEMORY = CardMemory(
+    ("transformer/", "transformer_2/"),
+    work_bytes=12 * 10**9,
+    compact=("transformer/blocks.", "transformer_2/blocks."),
+)
+_DENOISE_TAKES = frozenset({"offload_blocks", "weights"})
 _DECODE = ComponentDeclaration(
     "diffusion",
     produces=frozenset({"pixels"}),
@@ -71,6 +76,7 @@ WAN = Family(
             resumable=True,
             dialects=_LATENTS,
             memory=_DENOISE_MEMORY,
+            takes=_DENOISE_TAKES,
         ),
         "decode": _DECODE,
     },
@@ -112,6 +118,7 @@ WAN_I2V = Family(
             resumable=True,
             dialects={**_LATENTS, **_BEGIN},
             memory=_DENOISE_MEMORY,
+            takes=_DENOISE_TAKES,
         ),
         "decode": _DECODE,
     },

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from omni_jobs.errors import ConfigError
-from workers.models.pictures.diffusers_checkpoint import load_part
+from workers.models.pictures.compact_transformer import load_compact, offload_blocks
 from workers.models.wan.model_index import EXPERTS
+from workers.stages.engine_args import OmniModelConfig
 
 CHANNELS: Final = 16
 """The numbers of a latent."""
@@ -24,15 +24,15 @@ TEXT_TOKENS: Final = 512
 _CLASS = "WanTransformer3DModel"
 
 
-def load_experts(checkpoint: Path, device: torch.device, dtype: torch.dtype, channels: int) -> Experts:
+def load_experts(model: OmniModelConfig, device: torch.device, dtype: torch.dtype, channels: int) -> Experts:
     """Return the transformers of a checkpoint, which see so many numbers of each latent.
 
-    Raises ConfigError naming a part that is missing or wrong.
+    They are as compact as the config says. Raises ConfigError naming a part that is missing or wrong.
     """
     transformers = []
     for part in EXPERTS:
-        transformer = load_part(checkpoint, part, _CLASS, device, dtype)
-        file = str(checkpoint / part / "config.json")
+        transformer = load_compact(model, _CLASS, device, dtype, part)
+        file = str(model.path / part / "config.json")
         for setting, due in (
             ("in_channels", channels), ("out_channels", CHANNELS), ("patch_size", (1, 2, 2)), ("image_dim", None),
         ):  # fmt: skip
@@ -43,17 +43,23 @@ def load_experts(checkpoint: Path, device: torch.device, dtype: torch.dtype, cha
     widths = {transformer.config.text_dim for transformer in transformers}
     if len(widths) > 1:
         raise ConfigError("both transformers must take texts of one width", file=file, field="text_dim")
-    return Experts(transformers)
+    return Experts(transformers, device)
 
 
 class Experts:
     """Both transformers, each by its number: 0 for the noisy steps, 1 for the last."""
 
-    def __init__(self, transformers: Sequence[Any]) -> None:
+    def __init__(self, transformers: Sequence[Any], device: torch.device) -> None:
+        """Take the transformers, which compute on ``device``."""
         self.transformers = transformers
-        self.device: torch.device = transformers[0].device
+        self.device = device
         self.dtype: torch.dtype = transformers[0].dtype
         self.text_width: int = transformers[0].config.text_dim
+
+    def offload(self) -> None:
+        """Let the blocks of both, which are in host memory, come to the device when they compute."""
+        for transformer in self.transformers:
+            offload_blocks(transformer, self.device)
 
     def forward(
         self, expert: int, latents: torch.Tensor, times: torch.Tensor, texts: torch.Tensor
