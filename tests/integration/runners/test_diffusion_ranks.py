@@ -18,11 +18,16 @@ import torch
 from omni_jobs.errors import ConfigError, EngineDead, ModelError, OmniJobsError, OutOfMemory
 from tests.integration.runners.codec_prompts import nothing
 from tests.integration.runners.qwen_image_prompts import prompt, run
+from tests.integration.runners.test_snapshots import Kept
+from tests.integration.runners.wan_prompts import animated, film_prompt
 from tests.oracles.picture_lora import build_picture_adapter
 from tests.processes import named, until_gone
 from workers.models.glm_image.denoise import load_denoise
 from workers.models.glm_image.parameters import DenoiseParameters
+from workers.models.pictures.guidance import Pass
 from workers.models.qwen_image.denoiser import Denoiser, load_denoiser
+from workers.models.wan.denoiser import load_animator
+from workers.models.wan.denoiser import load_denoiser as load_film
 from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine
@@ -30,7 +35,7 @@ from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.ranks import Ranks
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
-from workers.stages.types import Progress
+from workers.stages.types import Progress, Snapshot
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -118,6 +123,50 @@ async def test_glm_image_is_as_on_one_device(tiny_glm_images: Callable[[int], Pa
         expected: Any = run(alone, [each])[0].tensors["latents"]
         found: Any = output.multimodal_outputs["latents"]
         assert torch.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+async def test_wan_is_as_on_one_device_through_both_transformers(
+    tiny_wans: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Rows of a step are on either side of the boundary, guided and unguided, and one goes on from a snapshot."""
+    checkpoint = tiny_wans(0)
+    alone = load_film(OmniModelConfig(checkpoint, "wan", "denoise"), CPU, None)
+    given = [film_prompt(5 + n, None if n == 1 else 3, seed=n, steps=3 + 2 * n) for n in range(4)]
+    with torch.inference_mode():
+        row = alone.begin(given[2])
+        alone.step([row])
+        assert alone._expert(row) == 0
+        saved = alone.save(row)
+    kept = Kept(Snapshot(saved.tensors, saved.values, row.steps_done))
+    async with started(args(checkpoint, tmp_path, "wan")) as runner:
+        outputs = await asyncio.gather(
+            *(runner.run(each, nothing, kept if n == 2 else None) for n, each in enumerate(given))
+        )
+    assert kept.refused == []
+    for each, output in zip(given, outputs, strict=True):
+        expected: Any = run(alone, [each])[0].tensors["latents"]
+        found: Any = output.multimodal_outputs["latents"]
+        assert torch.allclose(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["wan", "wan_i2v"])
+def test_the_second_devices_row_has_the_transformer_of_its_step(
+    family: str, tiny_wans: Callable[[int], Path], tiny_wan_i2vs: Callable[[int], Path]
+) -> None:
+    build, load, new = (
+        (tiny_wans, load_film, film_prompt) if family == "wan" else (tiny_wan_i2vs, load_animator, animated)
+    )
+    model = load(OmniModelConfig(build(0), family, "denoise"), CPU, None)
+    with torch.inference_mode():
+        row, told = (model.begin(new(seed=1, steps=5)) for _ in range(2))
+        turns = []
+        while row.steps_done < 5:
+            told.steps_done = row.steps_done
+            turns.append(model._expert(told))
+            unconditional = model.forward([Pass(row, row.unconditional)])[0]
+            assert torch.equal(model.unconditional([told], [row.latents])[0], unconditional)
+            model.step([row])
+    assert set(turns) == {0, 1}
 
 
 @pytest.mark.parametrize(

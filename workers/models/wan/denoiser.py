@@ -87,6 +87,11 @@ class FilmRow(GuidedRow):
     def steps_done(self) -> int:
         return self.solver.done
 
+    @steps_done.setter
+    def steps_done(self, done: int) -> None:
+        """Be at another step; the second device's row is, which takes none itself."""
+        self.solver = self.solver.at(done)
+
 
 class FilmDenoiser(GuidedDenoiser[FilmRow]):
     """A ``ResumableModel`` and ``PreviewingModel``. Its output keeps the flow ``latents``.
@@ -139,6 +144,7 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
             condition=self._text(prompt.tensors["prompt_embeds"]),
             unconditional=self._text(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
             begin=_seen_begin(self._begin_latents(prompt)).to(self.device) if self._begins else None,
+            prompt=prompt,
         )
 
     def offload(self, device: torch.device) -> None:

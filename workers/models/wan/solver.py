@@ -89,6 +89,10 @@ class Solver:
         foreseen: torch.Tensor | None = self._scheduler.model_outputs[-1]
         return None if foreseen is None else foreseen[0]
 
+    def at(self, done: int) -> Solver:
+        """Return a solver of which ``done`` steps are taken elsewhere: it tells the times, and takes no step."""
+        return Solver(self._scheduler, done)
+
     def step(self, latents: torch.Tensor, velocity: torch.Tensor) -> tuple[torch.Tensor, Solver]:
         """Take a step from float32 ``latents`` [C, F, h, w] along ``velocity``; return latents and the next solver."""
         scheduler = self._copy()
