@@ -101,7 +101,7 @@ def _of_adapters(engine: Any, value_bytes: int) -> int:
     return sum(
         values * value_bytes
         for directory in getattr(engine, "lora_modules", {}).values()
-        for file in Path(directory).glob("*.safetensors")
+        for file in Path(directory).rglob("*.safetensors")
         for _, values in _tensors(file).values()
     )
 

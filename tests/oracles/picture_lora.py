@@ -11,21 +11,27 @@ _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _ALPHA = 6.0
 
 
-def layers_of(checkpoint: Path) -> dict[str, torch.Size]:
+def layers_of(checkpoint: Path, part: str = "transformer") -> dict[str, torch.Size]:
     """Return the names of a transformer's linear layers, and the shape of the weight of each."""
-    weights = load_file(checkpoint / "transformer" / _WEIGHTS)
+    weights = load_file(checkpoint / part / _WEIGHTS)
     linear = {name.removesuffix(".weight"): each.shape for name, each in weights.items() if name.endswith(".weight")}
     return {name: shape for name, shape in linear.items() if len(shape) == 2 and "embedding" not in name}
 
 
 def build_picture_adapter(
-    checkpoint: Path, directory: Path, seed: int, rank: int = 4, *, by_diffusers: bool = False
+    checkpoint: Path,
+    directory: Path,
+    seed: int,
+    rank: int = 4,
+    *,
+    by_diffusers: bool = False,
+    part: str = "transformer",
 ) -> Path:
     """Write a random adapter of every linear layer as PEFT saves one, or as Diffusers does, without settings."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     prefix = "transformer." if by_diffusers else "base_model.model."
-    for name, (out_features, in_features) in layers_of(checkpoint).items():
+    for name, (out_features, in_features) in layers_of(checkpoint, part).items():
         down = torch.randn(rank, in_features, generator=generator) / in_features**0.5
         up = torch.randn(out_features, rank, generator=generator) * 0.05
         weights[f"{prefix}{name}.lora_A.weight"], weights[f"{prefix}{name}.lora_B.weight"] = down, up
@@ -39,10 +45,10 @@ def build_picture_adapter(
     return directory
 
 
-def merge_picture_adapter(checkpoint: Path, adapter: Path, directory: Path) -> Path:
+def merge_picture_adapter(checkpoint: Path, adapter: Path, directory: Path, part: str = "transformer") -> Path:
     """Write the checkpoint with W + scale · B · A for each weight W of its transformer that the adapter changes."""
     shutil.copytree(checkpoint, directory)
-    file = directory / "transformer" / _WEIGHTS
+    file = directory / part / _WEIGHTS
     weights = load_file(file)
     (path,) = adapter.glob("*.safetensors")
     parts = {

@@ -182,11 +182,12 @@ def test_of_two_compact_transformers_the_blocks_of_one_are_on_the_card(
 def test_adapters_are_loaded_beside_the_weights(tmp_path: Path) -> None:
     write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 1000)})
     write_hole(tmp_path / "ink" / "adapter_model.safetensors", {"a": ("F32", 30), "b": ("F32", 10)})
-    adapters = {"ink": str(tmp_path / "ink"), "elsewhere": str(tmp_path / "elsewhere")}
+    write_hole(tmp_path / "film" / "transformer_2" / "adapter_model.safetensors", {"a": ("F32", 5)})
+    adapters = {each: str(tmp_path / each) for each in ("ink", "film", "elsewhere")}
     pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
     need = need_of(pipeline, with_engine(pipeline.stages["denoise"], {"lora_modules": adapters}), tmp_path)
     assert need is not None
-    assert need.weights_bytes == 2000 + 2 * 40
+    assert need.weights_bytes == 2000 + 2 * 45
 
 
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from workers.models.glm_image.parameters import DenoiseParameters
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
+from workers.models.wan.parameters import AnimateParameters, FilmParameters
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.lora_modules import LoraParameters
 
@@ -27,7 +28,9 @@ def test_what_comes_first(interval: tuple[float, int | None], seconds: float, st
     assert engine.is_snapshot_due(seconds, steps) is is_due
 
 
-@pytest.mark.parametrize("parameters", [DrawParameters, EditParameters, DenoiseParameters])
+@pytest.mark.parametrize(
+    "parameters", [DrawParameters, EditParameters, DenoiseParameters, FilmParameters, AnimateParameters]
+)
 def test_a_job_takes_an_adapter_that_the_stage_lists(parameters: type[LoraParameters]) -> None:
     stage = DiffusionEngine(lora_modules={"loud": "/loras/loud", "soft": "/loras/soft"})
     assert parameters.model_validate({"lora": "loud"}, context=stage).lora == "loud"

@@ -11,6 +11,8 @@ import torch
 
 from workers.models.pictures.guidance import GuidedDenoiser, GuidedRow
 from workers.models.pictures.schedule import Schedule
+from workers.models.pictures.vae import PictureVae
+from workers.runners.diffusion.lora_adapters import LoraAdapters
 from workers.runners.diffusion.model import RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.saved_row import SavedRow
@@ -35,6 +37,13 @@ _Row = TypeVar("_Row", bound=EulerRow)
 
 class EulerDenoiser(GuidedDenoiser[_Row]):
     """A ``ResumableModel`` and ``PreviewingModel``. Its output keeps the flow ``latents``."""
+
+    def __init__(
+        self, device: torch.device, max_batch_cost: Mapping[str, int], load_vae: Callable[[], PictureVae]
+    ) -> None:
+        """Take what a ``GuidedDenoiser`` does. There are no LoRA adapters yet."""
+        super().__init__(device, max_batch_cost, load_vae)
+        self.adapters = LoraAdapters()
 
     @abstractmethod
     def begin(self, prompt: DiffusionPrompt[Any]) -> _Row:

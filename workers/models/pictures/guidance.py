@@ -15,7 +15,6 @@ import torch
 
 from workers.models.pictures.colours import Colours, fit_colours
 from workers.models.pictures.vae import PictureVae
-from workers.runners.diffusion.lora_adapters import LoraAdapters
 from workers.runners.diffusion.prompt import DiffusionPrompt
 from workers.runners.diffusion.ranks import Ranks, RowElsewhere
 from workers.runners.diffusion.step_budget import MemoryLimit
@@ -68,7 +67,6 @@ class GuidedDenoiser(ABC, Generic[_Guided]):
         self.joint = MemoryLimit(self.max_batch_cost if device.type == "cuda" else 0)
         self._load_vae = load_vae
         self._colours: Colours | None = None
-        self.adapters = LoraAdapters()
         self._ranks: Ranks | None = None
 
     @abstractmethod

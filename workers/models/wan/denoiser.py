@@ -18,6 +18,7 @@ from omni_jobs.errors import ModelError
 from workers.models.pictures.diffusers_checkpoint import denoising_dtype, fingerprint
 from workers.models.pictures.guidance import GuidedDenoiser, GuidedRow, Pass
 from workers.models.pictures.vae import PictureVae, finite_floats
+from workers.models.wan.expert_adapters import ExpertAdapters
 from workers.models.wan.model_index import EXPERTS, PICTURE_CLASS, TEXT_CLASS, read_index
 from workers.models.wan.parameters import AnimateParameters, FilmParameters
 from workers.models.wan.size import FilmSize
@@ -122,9 +123,11 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
         self._boundary_ratio = boundary_ratio
         self._identity = identity
         self._begins = begins
+        self.adapters = ExpertAdapters()
 
     def check(self, prompt: DiffusionPrompt[_Asked]) -> Cost:
         """Return the latent tokens of a step. Raises ModelError naming what does not fit."""
+        self.adapters.check(prompt.parameters.lora)
         self._check_embeds(prompt.tensors.get("prompt_embeds"), "prompt_embeds")
         if "negative_prompt_embeds" in prompt.tensors:
             self._check_embeds(prompt.tensors["negative_prompt_embeds"], "negative_prompt_embeds")
@@ -144,8 +147,13 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
             condition=self._text(prompt.tensors["prompt_embeds"]),
             unconditional=self._text(prompt.tensors["negative_prompt_embeds"]) if _is_guided(prompt) else None,
             begin=_seen_begin(self._begin_latents(prompt)).to(self.device) if self._begins else None,
+            lora=parameters.lora,
             prompt=prompt,
         )
+
+    def adapt(self, directories: Mapping[str, str]) -> None:
+        """Load LoRA adapters of the transformers. Raises ConfigError naming the module and the file."""
+        self.adapters.load(self.experts.transformers, directories, self.experts.dtype)
 
     def offload(self, device: torch.device) -> None:
         self.experts.offload()
@@ -198,12 +206,13 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
             numbers = [number for number, each in enumerate(passes) if self._expert(each.row) == expert]
             if numbers:
                 turn = [passes[number] for number in numbers]
-                velocities = self.experts.forward(
-                    expert,
-                    torch.stack([_seen(each.row) for each in turn]),
-                    torch.stack([each.row.solver.time for each in turn]),
-                    torch.stack([each.condition for each in turn]),
-                )
+                with self.adapters.rows(expert, [each.row.lora for each in turn]):
+                    velocities = self.experts.forward(
+                        expert,
+                        torch.stack([_seen(each.row) for each in turn]),
+                        torch.stack([each.row.solver.time for each in turn]),
+                        torch.stack([each.condition for each in turn]),
+                    )
                 found.update(zip(numbers, velocities, strict=True))
         return [found[number] for number in range(len(passes))]
 
@@ -218,6 +227,7 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
         """Return the values that a snapshot and the job that goes on from it must have in common."""
         return {
             "version": _SNAPSHOT,
+            "lora": self.adapters.identity(row.lora),
             "model": self._identity,
             "dtype": str(self.experts.dtype).removeprefix("torch."),
             **row.size._asdict(),

@@ -42,7 +42,7 @@ _DENOISE_MEMORY = CardMemory(
     work_bytes=12 * 10**9,
     compact=("transformer/blocks.", "transformer_2/blocks."),
 )
-_DENOISE_TAKES = frozenset({"devices", "offload_blocks", "weights"})
+_DENOISE_TAKES = frozenset({"devices", "lora_modules", "offload_blocks", "weights"})
 _DECODE = ComponentDeclaration(
     "diffusion",
     produces=frozenset({"pixels"}),

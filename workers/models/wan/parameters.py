@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.pictures.sides import Sides
+from workers.runners.lora_modules import LoraParameters
 
 PATCH: Final = 16
 """Pixels to a side of the patch that one latent token stands for: 8 to a latent, 2 latents to a patch."""
@@ -129,7 +130,7 @@ class BeginParameters(VideoLength):
 _Scale = Annotated[float, Field(ge=1, le=20)]
 
 
-class VideoSteps(StageParameters):
+class VideoSteps(LoraParameters):
     """Parameters of a denoising, which solves an ODE from noise to latents by the checkpoint's UniPC."""
 
     steps: Annotated[int, Field(ge=1, le=200, description="steps from noise to the video")] = 40

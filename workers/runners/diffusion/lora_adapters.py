@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,18 +93,19 @@ class LoraAdapters:
 
     def check(self, name: str | None) -> None:
         """Raise ModelError for a name that no adapter has. None: the model as it is."""
-        if name is not None and name not in self._names:
-            known = ", ".join(sorted(self._names)) or "none"
-            raise ModelError(f"the engine has no LoRA module {name!r}; it has {known}", field="lora")
+        check_name(name, self._names)
 
     def identity(self, name: str | None) -> str | None:
-        """Return what tells an adapter's weights from others'; None for the model as it is."""
-        return None if name is None else self._identities[name]
+        """Return what tells an adapter's weights from others'; None for the model as it is, and for no adapter here."""
+        return None if name is None else self._identities.get(name)
 
     @contextmanager
     def rows(self, names: Sequence[str | None]) -> Iterator[None]:
-        """Let the forwards within have these adapters, row by row; their tensors have the rows in this order."""
-        self._rows = [_BASE if name is None else self._names[name] for name in names]
+        """Let the forwards within have these adapters, row by row; their tensors have the rows in this order.
+
+        A row with a name that no adapter here has is one of the model as it is.
+        """
+        self._rows = [_BASE if name is None else self._names.get(name, _BASE) for name in names]
         try:
             yield
         finally:
@@ -114,6 +115,13 @@ class LoraAdapters:
         """Tell a layer its rows. A layer may see all of them several times, one after the other."""
         rows = self._rows or [_BASE]
         return args, {**named, "adapter_names": rows * (len(args[0]) // len(rows))}
+
+
+def check_name(name: str | None, names: Collection[str]) -> None:
+    """Raise ModelError for a name that is not among the adapters'. None: the model as it is."""
+    if name is not None and name not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise ModelError(f"the engine has no LoRA module {name!r}; it has {known}", field="lora")
 
 
 @dataclass(frozen=True, slots=True)
