@@ -132,8 +132,22 @@ def test_an_error_of_the_job_names_what_was_sent() -> None:
         {"model": "echo_media", "prompt": "x", "size": "832x480", "extra_params": {"steps": 3}}, PIPELINES
     ).name_of
     found = {}
-    for field in ("stages.video.width", "stages.video.steps", "messages.0.content.1.text", "modalities.0", "seed"):
+    for field in (
+        "stages.video.width",
+        "stages.video.steps",
+        "messages.0.content.1.text",
+        "messages.0.content.image_url",  # a picture is missing
+        "modalities.0",
+        "seed",
+    ):
         error = InvalidRequest("wrong", field=field)
         rename(error, name_of)
         found[field] = error.field
-    assert list(found.values()) == ["size", "extra_params.steps", "prompt", "model", "seed"]
+    assert list(found.values()) == [
+        "size",
+        "extra_params.steps",
+        "prompt",
+        "input_reference",
+        "model",
+        "seed",
+    ]

@@ -64,7 +64,9 @@ class WanPromptRenderer:
                 due = "one picture and a description" if self._pictures else "a description alone"
                 raise InvalidRequest(f"this model makes a video of {due}", field=field)
         if len(media) < self._pictures:
-            raise InvalidRequest("the picture is missing that the video begins with", field="messages.0.content")
+            raise InvalidRequest(
+                "the picture is missing that the video begins with", field="messages.0.content.image_url"
+            )
         text = cleaned(_text_of(messages))
         if not text:
             raise InvalidRequest("the description is empty", field="messages.0.content")

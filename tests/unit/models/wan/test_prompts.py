@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from omni_jobs.errors import InvalidRequest
 from omni_jobs.prompts.renderers import families_of, load_renderer
 from workers.models.wan.parameters import FilmParameters
-from workers.models.wan.prompts import WanPromptRenderer, cleaned
+from workers.models.wan.prompts import WanPicturePromptRenderer, WanPromptRenderer, cleaned
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,12 @@ def test_what_is_no_description_is_refused_with_its_field(
     with pytest.raises(InvalidRequest) as refused:
         renderer.check(request_)
     assert refused.value.field == field
+
+
+def test_a_picture_that_is_missing_is_named(tiny_wan_i2vs: Callable[[int], Path]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        WanPicturePromptRenderer(tiny_wan_i2vs(0)).check(user("a fox"))
+    assert caught.value.field == "messages.0.content.image_url"
 
 
 def test_texts_that_are_too_long_are_counted(renderer: WanPromptRenderer) -> None:
