@@ -1,5 +1,5 @@
-"""What families that draw pictures have in common: parts of a checkpoint in Diffusers' layout, sides, times, a VAE.
+"""What families share that draw pictures or videos: parts of a checkpoint, descriptions, sides, times, a VAE.
 
-It is no family. Its ``sides`` and ``source`` are light; the other modules need torch, and Diffusers where they
-load or schedule.
+It is no family. Its ``description``, ``sides`` and ``source`` are light; the other modules need torch, and Diffusers
+where they load or schedule.
 """

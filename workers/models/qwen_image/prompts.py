@@ -11,10 +11,17 @@ from omni_jobs.media import ImageInfo, MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.messages import picture_parts
-from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
+from omni_jobs.prompts.prompt_tokenizer import Messages, PromptTokenizer
+from workers.models.pictures.description import (
+    check_negative_prompts,
+    check_one_message,
+    description_of,
+    message_of,
+    negative_prompts,
+)
 from workers.models.qwen_image.qwen2_tokenizer import load_qwen2_tokenizer
 from workers.models.qwen_image.size import Size, size_of_area
-from workers.models.qwen_image.template import PROCESSOR, template_of, text_of_message
+from workers.models.qwen_image.template import PROCESSOR, template_of
 from workers.models.qwen_vision import MOST_RATIO, QwenVision
 
 
@@ -60,26 +67,17 @@ class QwenImagePromptRenderer:
         Raise it for a reserved token in a negative prompt, too.
         """
         messages = request["messages"]
-        for number, message in enumerate(messages):
-            if number or message["role"] != "user":
-                raise InvalidRequest(
-                    f"this model {self._does} one {self._text}: a single message of the user",
-                    field=f"messages.{number}",
-                )
+        check_one_message(request, f"{self._does} one {self._text}")
         pictures, most = len(list(picture_parts(messages))), self.template.pictures
         if self._edits and not 1 <= pictures <= most:
             due = "one picture" if most == 1 else f"1 to {most} pictures"
             raise InvalidRequest(
                 f"this model edits {due}, and the message has {pictures or 'none'}", field="messages.0.content"
             )
-        if not text_of_message(messages).strip():
+        if not description_of(messages).strip():
             raise InvalidRequest(f"the {self._text} is empty", field="messages.0.content")
         self._tokenizer.check(messages)
-        for text, field in _negative_prompts(request):
-            try:
-                self._tokenizer.check(_message(text, pictures))
-            except InvalidRequest as error:
-                raise InvalidRequest(error.message, field=field) from None
+        self._tokenizer.check_words(negative_prompts(request))
 
     def render(self, request: Mapping[str, Any]) -> str:
         return self.template.render(request["messages"])
@@ -90,7 +88,7 @@ class QwenImagePromptRenderer:
 
     def encode_text(self, text: str, pictures: int = 0) -> list[int]:
         """Return the token ids of a prompt of ``text``, which may be empty, and this number of pictures."""
-        return self._tokenizer.encode(_message(text, pictures))
+        return self._tokenizer.encode(message_of(text, pictures))
 
     def seen_as(self, size: Size) -> Size:
         """Return the size to which a picture is scaled for the text encoder."""
@@ -110,17 +108,13 @@ class QwenImagePromptRenderer:
         for size, (field, _) in zip(sizes, picture_parts(request["messages"]), strict=True):
             self._check_size(size, field)
         grown = self.picture_tokens(sizes)
-        for text, field in _negative_prompts(request):
-            try:
-                tokens = self._tokenizer.count(_message(text, len(sizes)), self._longest) + grown
-            except InvalidRequest as error:
-                raise InvalidRequest(error.message, field=field) from None
-            if tokens > self._longest:
-                beside = "pictures and template" if sizes else "its template"
-                raise InvalidRequest(
-                    f"it has {tokens} tokens with {beside}; the model takes {self._longest}", field=field
-                )
-        return self._tokenizer.count(request["messages"], self._longest) + grown
+
+        def count(messages: Messages) -> int:
+            return self._tokenizer.count(messages, self._longest) + grown
+
+        beside = " with pictures and template" if sizes else " with its template"
+        check_negative_prompts(request, count, self._longest, pictures=len(sizes), beside=beside)
+        return count(request["messages"])
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         lengths = [stage.engine.get("max_model_len") or self.max_model_len for stage in stages]
@@ -142,18 +136,3 @@ class QwenImageEditPromptRenderer(QwenImagePromptRenderer):
     _edits = True
     _does = "follows"
     _text = "instruction"
-
-
-def _negative_prompts(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (text, field) of each negative prompt that the request gives."""
-    given = request.get("parameters", {}).items()
-    return [
-        (values["negative_prompt"], f"stages.{stage}.negative_prompt")
-        for stage, values in given
-        if isinstance(values.get("negative_prompt"), str)
-    ]
-
-
-def _message(text: str, pictures: int) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = [{"type": "image", "media": number} for number in range(pictures)]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

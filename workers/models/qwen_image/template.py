@@ -8,6 +8,7 @@ from typing import Any, Final
 from omni_jobs.errors import ConfigError
 from omni_jobs.prompts.checkpoint_files import read_json
 from omni_jobs.prompts.messages import picture_parts
+from workers.models.pictures.description import description_of
 from workers.models.qwen_image.parameters import MOST_SOURCES
 
 DRAW_PREFIX: Final = (
@@ -59,15 +60,7 @@ class Template:
         """Return pictures and text between prefix and SUFFIX, wherever the pictures stand in the message."""
         count = len(list(picture_parts(messages)))
         pictures = "".join(f"{self.label.format(number)}{PICTURE}" for number in range(1, count + 1))
-        return f"{self.prefix}{pictures}{text_of_message(messages)}{SUFFIX}"
-
-
-def text_of_message(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the first message."""
-    content = messages[0]["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content if part["type"] == "text")
+        return f"{self.prefix}{pictures}{description_of(messages)}{SUFFIX}"
 
 
 TEMPLATES: Final[Mapping[str, Template]] = {

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from omni_jobs.pipelines.parameters import StageParameters
 from workers.models.pictures.sides import Sides
 from workers.runners.lora_modules import LoraParameters
+from workers.runners.pooling.parameters import LONGEST_NEGATIVE_PROMPT
 
 PATCH: Final = 16
 """Pixels to a side of the patch that one latent token stands for: 8 to a latent, 2 latents to a patch."""
@@ -169,10 +170,6 @@ class PlaybackParameters(StageParameters):
             description="frames a second at which the video is played, which changes how long its frames last",
         ),
     ] = float(FRAME_RATE)
-
-
-LONGEST_NEGATIVE_PROMPT: Final = 100_000
-"""Characters; a text of so many has far more tokens than the model takes."""
 
 
 class TextParameters(StageParameters):

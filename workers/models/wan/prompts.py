@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -12,7 +13,14 @@ from omni_jobs.media import MediaInfo
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from omni_jobs.prompts.messages import parts_of
-from omni_jobs.prompts.prompt_tokenizer import PromptTokenizer
+from omni_jobs.prompts.prompt_tokenizer import Messages, PromptTokenizer
+from workers.models.pictures.description import (
+    check_negative_prompts,
+    check_one_message,
+    description_of,
+    message_of,
+    negative_prompts,
+)
 from workers.models.wan.model_index import PICTURE_CLASS, TEXT_CLASS, read_index
 
 MAX_TEXT_TOKENS: Final = 512
@@ -24,8 +32,8 @@ _END = "</s>"
 class DescriptionTemplate:
     """A ``PromptTemplate`` of one message: its text in one line, and the end that the text encoder was taught."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return cleaned(_text_of(messages)) + _END
+    def render(self, messages: Messages) -> str:
+        return cleaned(description_of(messages)) + _END
 
 
 class WanPromptRenderer:
@@ -52,12 +60,7 @@ class WanPromptRenderer:
 
         Raise it for a reserved token in a negative prompt, too.
         """
-        messages = request["messages"]
-        for number, message in enumerate(messages):
-            if number or message["role"] != "user":
-                raise InvalidRequest(
-                    "this model films one description: a single message of the user", field=f"messages.{number}"
-                )
+        check_one_message(request, "films one description")
         media = list(parts_of(request))
         for number, (field, part) in enumerate(media):
             if number == self._pictures or part["type"] != "image":
@@ -67,10 +70,10 @@ class WanPromptRenderer:
             raise InvalidRequest(
                 "the picture is missing that the video begins with", field="messages.0.content.image_url"
             )
-        text = cleaned(_text_of(messages))
+        text = cleaned(description_of(request["messages"]))
         if not text:
             raise InvalidRequest("the description is empty", field="messages.0.content")
-        negative = ((cleaned(each), field) for each, field in _negative_prompts(request))
+        negative = ((cleaned(each), field) for each, field in negative_prompts(request))
         self._tokenizer.check_words([(text, "messages.0.content"), *negative])
 
     def render(self, request: Mapping[str, Any]) -> str:
@@ -81,18 +84,13 @@ class WanPromptRenderer:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text, which may be empty."""
-        return self._tokenizer.encode(_message(text))
+        return self._tokenizer.encode(message_of(text))
 
     def count_tokens(self, request: Mapping[str, Any], media: Sequence[MediaInfo]) -> int:
         """Count as the protocol says. Raise InvalidRequest for a negative prompt that is too long, too."""
-        for text, field in _negative_prompts(request):
-            try:
-                tokens = self._tokenizer.count(_message(text), MAX_TEXT_TOKENS)
-            except InvalidRequest as error:
-                raise InvalidRequest(error.message, field=field) from None
-            if tokens > MAX_TEXT_TOKENS:
-                raise InvalidRequest(f"it has {tokens} tokens; the model takes {MAX_TEXT_TOKENS}", field=field)
-        return self._tokenizer.count(request["messages"], MAX_TEXT_TOKENS)
+        count = partial(self._tokenizer.count, limit=MAX_TEXT_TOKENS)
+        check_negative_prompts(request, count, MAX_TEXT_TOKENS)
+        return count(request["messages"])
 
     def prompt_limit(self, stages: Sequence[StageConfig]) -> int:
         return MAX_TEXT_TOKENS
@@ -108,23 +106,3 @@ class WanPicturePromptRenderer(WanPromptRenderer):
 def cleaned(text: str) -> str:
     """Return a text in one line, its HTML entities as letters. Source: Diffusers, ``prompt_clean`` without ftfy."""
     return " ".join(html.unescape(html.unescape(text)).split())
-
-
-def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    content = messages[0]["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content if part["type"] == "text")
-
-
-def _negative_prompts(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (text, field) of each negative prompt that the request gives."""
-    return [
-        (values["negative_prompt"], f"stages.{stage}.negative_prompt")
-        for stage, values in request.get("parameters", {}).items()
-        if isinstance(values.get("negative_prompt"), str)
-    ]
-
-
-def _message(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]

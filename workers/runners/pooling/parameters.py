@@ -1,12 +1,13 @@
 """``PoolingParameters``: what a job may set for a pooling stage."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from omni_jobs.pipelines.parameters import StageParameters
 
-LONGEST_NEGATIVE_PROMPT = 100_000
+LONGEST_NEGATIVE_PROMPT: Final = 100_000
+"""Characters, of which any text encoder would make far more tokens than it takes."""
 
 
 class PoolingParameters(StageParameters):
