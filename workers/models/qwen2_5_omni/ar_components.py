@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workers.models.qwen2_5_omni.family import TALKER_MODEL
+from workers.models.talkers.component import TALKER_ARGS, talker_part
 from workers.runners.ar.component import ArComponent
 
 if TYPE_CHECKING:
@@ -12,17 +13,8 @@ if TYPE_CHECKING:
 
 
 def talker_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Edit and return the talker's part of a Qwen2.5-Omni config; it is the talker's ``hf_overrides`` of vLLM.
-
-    A config without a talker, such as vLLM's dummy, is returned as it is.
-    """
-    talker: PretrainedConfig | None = getattr(config, "talker_config", None)
-    if talker is None:
-        return config
-    talker.architectures = [TALKER_MODEL]
-    talker.tie_word_embeddings = False
-    talker.qkv_bias = True
-    return talker
+    """Edit and return the talker's part of a Qwen2.5-Omni config; it is the talker's ``hf_overrides`` of vLLM."""
+    return talker_part(config, architectures=[TALKER_MODEL], tie_word_embeddings=False, qkv_bias=True)
 
 
 def codec_stop_ids(config: PretrainedConfig) -> list[int]:
@@ -34,11 +26,6 @@ THINKER = ArComponent(adds_embeddings=True)
 
 TALKER = ArComponent(
     text=False,
-    engine_args={
-        "hf_overrides": talker_config,
-        "skip_tokenizer_init": True,
-        "enable_prompt_embeds": True,
-        "generation_config": "vllm",  # the checkpoint's is the thinker's
-    },
+    engine_args={"hf_overrides": talker_config, **TALKER_ARGS},
     stop_ids=codec_stop_ids,
 )

@@ -19,18 +19,22 @@ import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_jobs.errors import ModelError
 from workers.models.qwen2_5_omni.prompts import CODEC_PROMPT_TOKENS
+from workers.models.talkers.informed_talker import (
+    DYNAMIC_DIMS,
+    InformedTalker,
+    positions_of,
+    rows_of,
+    weights_of_talker,
+)
 from workers.runners.ar.model_interface import InformedRows
 
-_PREFIX = "talker."
 _CODEC_EMBEDDING = "model.embed_tokens.weight"
 _PROJECTION = "thinker_to_talker_proj."
-_ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +56,12 @@ class _Feed:
         return torch.cat([rows, self.rows[last:].expand(count - len(rows), -1)])
 
 
-# The positions have the shape [3, n], so their last dimension is the dynamic one.
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-    }
-)
+@support_torch_compile(dynamic_arg_dims=DYNAMIC_DIMS)
 class Qwen2_5OmniTalkerModel(LlamaModel):
     """The talker's layers: Llama's with a bias on q, k, v (``config.qkv_bias``), and M-RoPE (``rope_parameters``)."""
 
 
-class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE):
+class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, InformedTalker):
     """The talker as vLLM's model class. Implements ``SupportsAdditionalInformation`` of ``workers.runners.ar``.
 
     A request gives ``feed`` float [T, embedding size], ``mrope_positions`` int64 [3, P + 2], ``mrope_delta`` int.
@@ -85,33 +81,15 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
 
     def load_information(self, information: Mapping[str, Any], prompt_tokens: int) -> _Feed:
         """Check one request's information and project its feed. Raise ModelError naming the field that is wrong."""
-        feed = _tensor(information, "feed")
-        if feed.ndim != 2 or feed.shape[1] != self.config.embedding_size or not feed.is_floating_point():
-            raise ModelError(
-                f"{feed.dtype} {list(feed.shape)} where float [T, {self.config.embedding_size}] is due", field="feed"
-            )
+        feed = rows_of(information, "feed", self.config.embedding_size)
         if len(feed) < prompt_tokens or prompt_tokens <= CODEC_PROMPT_TOKENS:
             raise ModelError(f"{len(feed)} rows for a prompt of {prompt_tokens} tokens", field="feed")
-        positions = _tensor(information, "mrope_positions")
-        if positions.shape != (3, prompt_tokens) or positions.dtype != torch.int64:
-            raise ModelError(
-                f"{positions.dtype} {list(positions.shape)} where int64 [3, {prompt_tokens}] is due",
-                field="mrope_positions",
-            )
-        highest = int(positions.max())
-        delta = information.get("mrope_delta")
-        if delta != highest + 1 - prompt_tokens:
-            raise ModelError(f"{delta} does not continue the positions", field="mrope_delta")
-        limit = _ROPE_CACHE_FACTOR * self.config.max_position_embeddings
-        if int(positions.min()) < 0 or delta + self._max_model_len > limit:
-            raise ModelError(f"positions outside 0 … {limit - 1}", field="mrope_positions")
+        positions, delta = positions_of(
+            information, prompt_tokens, self._max_model_len, self.config.max_position_embeddings
+        )
         weight = self.thinker_to_talker_proj.weight
         rows = self.thinker_to_talker_proj(feed.to(weight.device, weight.dtype))
         return _Feed(rows, prompt_tokens - CODEC_PROMPT_TOKENS, positions, delta)
-
-    def information_positions(self, loaded: _Feed) -> tuple[torch.Tensor, int]:
-        """Return the M-RoPE positions int64 [3, P + 2] and delta of the request's information."""
-        return loaded.positions, loaded.delta
 
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
         """Add the feed in place to ``embeds`` [n, H]: projected codec embeddings, zeroed where the prompt is masked."""
@@ -127,11 +105,6 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
             return
         for rows, feed_rows in zip(step, feeds, strict=True):
             embeds[rows.begin : rows.end] += feed_rows
-
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Return positions 0, 1, … as int64 [3, P] and delta 0; for a request without additional information."""
-        del mm_features
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     # Logits and weights
 
@@ -158,10 +131,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
         """
         embedding: torch.Tensor | None = None
         projection: torch.Tensor | None = None
-        for full_name, weight in weights:
-            if not full_name.startswith(_PREFIX):
-                continue
-            name = full_name.removeprefix(_PREFIX)
+        for name, weight in weights_of_talker(weights):
             if name == _CODEC_EMBEDDING:
                 embedding = weight
                 continue
@@ -169,13 +139,5 @@ class Qwen2_5OmniTalkerForConditionalGeneration(LlamaForCausalLM, SupportsMRoPE)
                 projection = weight
             yield name, weight
         if embedding is None or projection is None:
-            raise ValueError(f"the checkpoint lacks {_PREFIX}{_CODEC_EMBEDDING} or {_PREFIX}{_PROJECTION}weight")
+            raise ValueError(f"the checkpoint's talker lacks {_CODEC_EMBEDDING} or {_PROJECTION}weight")
         yield _CODEC_EMBEDDING, (embedding.float() @ projection.float().T).to(embedding.dtype)
-
-
-def _tensor(information: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return a tensor of the information. Raise ModelError when it is missing."""
-    tensor = information.get(name)
-    if not isinstance(tensor, torch.Tensor):
-        raise ModelError(f"{name} is missing", field=name)
-    return tensor

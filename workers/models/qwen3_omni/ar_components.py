@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from omni_jobs.prompts.checkpoint_files import positive, read_json
 from workers.models.qwen3_omni.family import QWEN3_TALKER_MODEL
 from workers.models.qwen3_omni.talker_prompt import EMBEDS, PROMPT_IDS, RESIDUAL_CODES
+from workers.models.talkers.component import TALKER_ARGS, talker_part
 from workers.runners.ar.component import ArComponent
 
 if TYPE_CHECKING:
@@ -20,19 +21,12 @@ if TYPE_CHECKING:
 _ACCEPTED = "accepted"
 
 
-def talker_of(config: PretrainedConfig) -> PretrainedConfig:
-    """Edit and return the talker's part of a Qwen3-Omni config; it is the talker's ``hf_overrides`` of vLLM.
-
-    A config without a talker, such as vLLM's dummy, is returned as it is.
-    """
-    talker: PretrainedConfig | None = getattr(config, "talker_config", None)
-    if talker is None:
-        return config
-    talker.architectures = [QWEN3_TALKER_MODEL]
-    return talker
+def talker_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Edit and return the talker's part of a Qwen3-Omni config; it is the talker's ``hf_overrides`` of vLLM."""
+    return talker_part(config, architectures=[QWEN3_TALKER_MODEL])
 
 
-def rows_of_talker(checkpoint: Path) -> Mapping[str, int]:
+def layers_for_talker(checkpoint: Path) -> Mapping[str, int]:
     """Return the layers of the thinker that the talker reads: the embeddings, and one that its config names."""
     file = checkpoint / "config.json"
     return {EMBEDS: 0, _ACCEPTED: positive(read_json(file), ("talker_config", "accept_hidden_layer"), str(file))}
@@ -62,16 +56,11 @@ def talker_output(prompt: OmniTextPrompt | OmniTokensPrompt, output: OmniModelRu
     return output._replace(hidden_states=None, multimodal_outputs={"frames": frames})
 
 
-QWEN3_THINKER = ArComponent(hidden_layers=rows_of_talker, finish=thinker_output)
+QWEN3_THINKER = ArComponent(hidden_layers=layers_for_talker, finish=thinker_output)
 
 QWEN3_TALKER = ArComponent(
     text=False,
-    engine_args={
-        "hf_overrides": talker_of,
-        "skip_tokenizer_init": True,
-        "enable_prompt_embeds": True,
-        "generation_config": "vllm",  # the checkpoint's is the thinker's
-    },
+    engine_args={"hf_overrides": talker_config, **TALKER_ARGS},
     stop_ids=lambda config: [config.codec_eos_token_id],
     finish=talker_output,
 )

@@ -11,7 +11,7 @@ where ``prompt`` and ``text`` are made of the request's information once. Beyond
 embedding of padding. A frame is predicted once: after preemption its codes are taken from the request's information.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
@@ -29,13 +28,19 @@ from vllm.sequence import IntermediateTensors
 from omni_jobs.errors import ModelError
 from workers.models.qwen3_omni.code_predictor import CodeChoice, CodePredictor
 from workers.models.qwen3_omni.talker_prompt import RESIDUAL_CODES, ROLE_TOKENS, TALKER_TAIL
+from workers.models.talkers.informed_talker import (
+    DYNAMIC_DIMS,
+    InformedTalker,
+    positions_of,
+    rows_of,
+    tensor_of,
+    weights_of_talker,
+)
 from workers.runners.ar.model_interface import InformedRows
 from workers.runners.ar.row_layout import RowKind
 
 N = TypeVar("N", int, float)
 
-_PREFIX = "talker."
-_ROPE_CACHE_FACTOR = 4  # vLLM's MRotaryEmbedding holds 4 times max_position_embeddings
 _SPECIAL_TOKENS = 1024  # at the end of the vocabulary: none but the end is ever sampled
 
 
@@ -61,15 +66,7 @@ class _NewFrame:
     row: int
 
 
-# The positions have the shape [3, n], so their last dimension is the dynamic one.
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-    }
-)
+@support_torch_compile(dynamic_arg_dims=DYNAMIC_DIMS)
 class Qwen3OmniTalkerModel(Qwen3MoeModel):
     """The talker's layers: Qwen3-MoE's with a shared expert, and M-RoPE."""
 
@@ -87,7 +84,7 @@ class _Projection(nn.Module):
         return projected
 
 
-class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
+class Qwen3OmniTalkerForConditionalGeneration(nn.Module, InformedTalker):
     """The talker as vLLM's model class. It implements three protocols of ``workers.runners.ar.model_interface``:
     ``SupportsAdditionalInformation``, ``SupportsFeedback`` and ``SupportsStepOutputs``.
 
@@ -107,7 +104,6 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
         self.text_projection, self.hidden_projection = _Projection(*sizes), _Projection(*sizes)
         self.code_predictor = CodePredictor(whole.code_predictor_config)
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._limit = _ROPE_CACHE_FACTOR * text.max_position_embeddings
         special = torch.arange(text.vocab_size) >= text.vocab_size - _SPECIAL_TOKENS
         special[whole.codec_eos_token_id] = False
         self.register_buffer("_never", special, persistent=False)
@@ -143,24 +139,16 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
             raise ModelError(f"{len(reply)} rows, and {ROLE_TOKENS} are due at least", field="reply")
         if len(tts) != 3:
             raise ModelError(f"{len(tts)} rows where 3 are due", field="tts")
-        media = _tensor(information, "media")
+        media = tensor_of(information, "media")
         if (
             media.dtype != torch.int64
             or media.ndim != 1
             or (len(media) and not 0 <= int(media.min()) <= int(media.max()) < len(user))
         ):
             raise ModelError(f"places of media that are not int64 [n] in 0 … {len(user) - 1}", field="media")
-        positions = _tensor(information, "mrope_positions")
-        if positions.shape != (3, prompt_tokens) or positions.dtype != torch.int64:
-            raise ModelError(
-                f"{positions.dtype} {list(positions.shape)} where int64 [3, {prompt_tokens}] is due",
-                field="mrope_positions",
-            )
-        delta = information.get("mrope_delta")
-        if delta != int(positions.max()) + 1 - prompt_tokens:
-            raise ModelError(f"{delta} does not continue the positions", field="mrope_delta")
-        if int(positions.min()) < 0 or delta + self._max_model_len > self._limit:
-            raise ModelError(f"positions outside 0 … {self._limit - 1}", field="mrope_positions")
+        positions, delta = positions_of(
+            information, prompt_tokens, self._max_model_len, self.config.text_config.max_position_embeddings
+        )
         speaker = information.get("speaker")
         if not isinstance(speaker, int) or not 0 <= speaker < self.config.text_config.vocab_size:
             raise ModelError(f"{speaker!r} is no token of the talker", field="speaker")
@@ -169,9 +157,7 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
 
     def _rows(self, information: Mapping[str, Any], name: str) -> torch.Tensor:
         """Return rows of the thinker [n, its hidden size] on the model's device. Raise ModelError."""
-        rows, width = _tensor(information, name), self.config.thinker_hidden_size
-        if rows.ndim != 2 or rows.shape[1] != width or not rows.is_floating_point():
-            raise ModelError(f"{rows.dtype} {list(rows.shape)} where float [n, {width}] is due", field=name)
+        rows = rows_of(information, name, self.config.thinker_hidden_size)
         weight = self.text_projection.linear_fc1.weight
         return rows.to(weight.device, weight.dtype)
 
@@ -191,10 +177,6 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
         ids = torch.tensor([*codec, config.codec_pad_id, config.codec_bos_id], device=user.device)
         tail[3:] += self.embed_input_ids(ids)
         return torch.cat([spoken_to, tail]), torch.cat([words[1:], padding])
-
-    def information_positions(self, loaded: _Speech) -> tuple[torch.Tensor, int]:
-        """Return the M-RoPE positions int64 [3, P] and delta of the request's information."""
-        return loaded.positions, loaded.delta
 
     @torch.inference_mode()
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
@@ -242,11 +224,6 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
             if position >= speech.heard:
                 speech.hidden, speech.heard = hidden, position
 
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Return positions 0, 1, … as int64 [3, P] and delta 0; for a request without additional information."""
-        del mm_features
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
-
     # Outputs and weights
 
     def step_outputs(self) -> list[RowKind]:
@@ -271,14 +248,8 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, SupportsMRoPE):
         mapper = WeightsMapper(
             orig_to_new_prefix={"codec_head.": "lm_head.", "model.codec_embedding.": "model.embed_tokens."}
         )
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(_of_talker(weights), mapper=mapper)
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights_of_talker(weights), mapper=mapper)
         return loaded
-
-
-def _of_talker(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, weight in weights:
-        if name.startswith(_PREFIX):
-            yield name.removeprefix(_PREFIX), weight
 
 
 def _text(speech: _Speech, frame: int, count: int) -> torch.Tensor:
@@ -313,11 +284,3 @@ def _number(information: Mapping[str, Any], name: str, kind: type[N]) -> N:
     if not isinstance(found, int if kind is int else (int, float)):
         raise ModelError(f"{found!r:.40} where a number is due", field=name)
     return kind(found)
-
-
-def _tensor(information: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return a tensor of the information. Raise ModelError when it is missing."""
-    tensor = information.get(name)
-    if not isinstance(tensor, torch.Tensor):
-        raise ModelError(f"{name} is missing", field=name)
-    return tensor

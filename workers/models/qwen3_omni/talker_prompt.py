@@ -2,13 +2,14 @@
 
 The information of a talker's request, with U tokens of the user, A rows of the reply and H the thinker's hidden size:
 
-    user [U, H]      the thinker's rows of what users said: embeddings, and hidden states where there is a medium
-    media [M]        which of these are places of media
-    reply [A, H]     the embeddings of the assistant's turn: three tokens of its role, then the reply but its last
-    tts [3, H]       the embeddings of the tokens that begin and end the text, and of padding
-    speaker          the voice's token
-    mrope_positions [3, U + 9], mrope_delta
-    residual_temperature, residual_top_k, residual_top_p, seed    how the further codes of a frame are chosen
+    user float [U, H]     the thinker's rows of what users said: embeddings, and hidden states where there is a medium
+    media int64 [M]       which of these are places of media
+    reply float [A, H]    the embeddings of the assistant's turn: three tokens of its role, then the reply but its last
+    tts float [3, H]      the embeddings of the tokens that begin and end the text, and of padding
+    speaker int           the voice's token
+    mrope_positions int64 [3, U + 9], mrope_delta int
+    residual_temperature float, residual_top_k int, residual_top_p float, seed int
+                          how the further codes of a frame are chosen
 """
 
 TALKER_TAIL = 9
