@@ -12,7 +12,9 @@ from workers.stages.types import StageInput
 class Latents2PixelsProcessor(FlowProcessor):
     """Hands the latents on. Its name in a stage config is ``latents2pixels``."""
 
+    rank = 3  # of a picture's latents [C, h, w]
+
     def __call__(self, stage_input: StageInput[Any]) -> DiffusionPrompt[Any]:
-        """Return the prompt, of ``latents`` float [C, h, w]. Raise PayloadCorrupt naming what is missing or wrong."""
-        latents = self.information(stage_input, "latents").tensor("latents", dtypes=FLOATS, rank=3)
+        """Return the prompt, of float ``latents``. Raise PayloadCorrupt naming what is missing or wrong."""
+        latents = self.information(stage_input, "latents").tensor("latents", dtypes=FLOATS, rank=self.rank)
         return DiffusionPrompt({"latents": to_torch(latents)}, {}, stage_input.parameters, stage_input.seed)

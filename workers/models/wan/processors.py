@@ -10,12 +10,12 @@ from omni_jobs.errors import ConfigError, ModelError
 from omni_jobs.pipelines.flows import FLOATS
 from omni_jobs.pipelines.stage_config import StageConfig
 from omni_jobs.prompts.renderers import load_renderer
+from workers.models.pictures.latents2pixels import Latents2PixelsProcessor
 from workers.models.pictures.source import bytes_of, decoded_sources, scaled
 from workers.models.wan.parameters import (
     AnimateParameters,
     BeginParameters,
     FilmParameters,
-    PlaybackParameters,
     TextParameters,
 )
 from workers.models.wan.prompts import WanPromptRenderer
@@ -103,13 +103,7 @@ class AnimateProcessor(TextStatesProcessor):
         return DiffusionPrompt(tensors, {}, stage_input.parameters, stage_input.seed, stage_input.previews)
 
 
-class Latents2FramesProcessor(FlowProcessor):
+class Latents2FramesProcessor(Latents2PixelsProcessor):
     """Hands the latents of a video on. Its name in a stage config is ``latents2frames``."""
 
-    def __call__(self, stage_input: StageInput[PlaybackParameters]) -> DiffusionPrompt[PlaybackParameters]:
-        """Return the prompt, of ``latents`` float [C, F, h, w].
-
-        Raises PayloadCorrupt naming what is missing or wrong.
-        """
-        latents = self.information(stage_input, "latents").tensor("latents", dtypes=FLOATS, rank=4)
-        return DiffusionPrompt({"latents": to_torch(latents)}, {}, stage_input.parameters, stage_input.seed)
+    rank = 4  # [C, F, h, w]
