@@ -1,5 +1,6 @@
 """Wan's decoding gives the frames of Diffusers' pipeline, whole and in tiles of space and time."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,22 +89,50 @@ def test_a_video_for_whose_frames_memory_lacks_is_decoded_in_tiles(
     whole, small = latents_prompt(9, 80, 96), latents_prompt(5, 64, 64, seed=1)
     expected = run(tiled_model(model), [whole])[0]
     asked: list[int] = []
+    kept: list[weakref.ref[torch.Tensor]] = []  # of the frames before the one for which memory lacked
     decode = WanVae.frames
 
     def little_memory(vae: WanVae, latents: torch.Tensor, past: Any) -> Any:
         asked.append(latents.shape[2] * latents.shape[3])
         if past is not None and asked[-1] > 8 * 8:
+            kept.extend(weakref.ref(each) for each in past if isinstance(each, torch.Tensor))
             raise torch.OutOfMemoryError("CUDA out of memory")
+        assert not any(each() is not None for each in kept), "a tile is decoded beside the past of whole frames"
         return decode(vae, latents, past)
 
     monkeypatch.setattr(WanVae, "frames", little_memory)
     monkeypatch.setattr(step_budget, "_STEPS_UNTIL_GROWTH", 100)
     decoder = tiled_model(model, 1 << 20)
     first, second, third = (run(decoder, [each])[0] for each in (whole, whole, small))
+    assert kept
     assert torch.equal(pixels(first), pixels(expected))
     assert torch.equal(pixels(second), pixels(expected))
     assert pixels(third).shape == (5, 64, 64, 3)
     assert [area for area in asked if area > 64] == [10 * 12] * 2  # what did not fit is not tried again at once
+
+
+@torch.inference_mode()
+def test_a_video_for_whose_tiles_memory_lacks_too_is_tried_again_in_tiles(
+    model: FilmDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = latents_prompt(9, 80, 96)
+    expected = run(tiled_model(model), [given])[0]
+    decoder = tiled_model(model, 1 << 20)
+    row = decoder.begin(given)
+    decoder.step([row])
+
+    def no_memory(vae: WanVae, latents: torch.Tensor, past: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(WanVae, "frames", no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            decoder.step([row])
+    decoder._whole.units = decoder._whole.max_units  # there is room for whole frames again
+    while row.steps_done < decoder.check(given).steps:
+        decoder.step([row])
+    (found,) = (output for _, output in decoder.finish([row], lambda number: True))
+    assert torch.equal(pixels(found), pixels(expected))
 
 
 LATENTS = torch.zeros(16, 2, 4, 6)

@@ -147,7 +147,8 @@ class FilmDecoder:
         height, width = row.tiling.height, row.tiling.width
         if row.tiling.count > 1 or max(height, width) <= self._tile:
             return self._decoded(row)
-        if row.past is not None or height * width <= self._whole.units:
+        fits = height * width <= self._whole.units
+        if row.past is not None or (fits and not row.latent_frame):  # without its past a later frame is not decoded
             try:
                 return self._decoded(row)
             except Exception as error:
@@ -155,6 +156,7 @@ class FilmDecoder:
                     raise
                 # The rest is below, because the exception's traceback holds the tensors of the whole frame.
             logger.warning("memory lacks for frames of %d x %d pixels at once; trying tiles", width, height)
+            row.past = None  # the tiles begin anew, and need its memory
             self._whole.shrink(height * width)
             if row.latents.device.type == "cuda":
                 torch.cuda.empty_cache()
