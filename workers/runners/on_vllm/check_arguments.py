@@ -20,10 +20,10 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
         gc.disable()  # a fifth of the import's time, and this process ends soon
+        from workers.runners.on_vllm.engine_settings import RUNNERS_OWN
         from workers.vllm_hooks.engine_arguments import wrong_arguments
 
-        own = frozenset({"lora_modules", "tool_parser", "hidden_layers"})
-        json.dump([[*wrong_arguments(each, own=own), *_wrong_parser(each)] for each in engines], answer)
+        json.dump([[*wrong_arguments(each, own=RUNNERS_OWN), *_wrong_parser(each)] for each in engines], answer)
 
 
 def _wrong_parser(engine: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

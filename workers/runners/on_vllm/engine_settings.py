@@ -7,7 +7,7 @@ installed: ``check_arguments`` for commands, ``vllm_hooks`` for a worker.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -65,9 +65,10 @@ parallelism may round a sum in another way and is not held to be another result.
 
 _ALWAYS_COUNTED = frozenset({"dtype", "max_model_len"})  # counted in the digest even where they are vLLM's defaults
 
-_BESIDE = frozenset(
-    {"cpu", "cuda", "lora_modules", "tool_parser", "hidden_layers"}
-)  # a runner's own settings, which are no arguments of vLLM
+RUNNERS_OWN: Final = frozenset({"lora_modules", "tool_parser", "hidden_layers"})
+"""The runners' own settings, which are no arguments of vLLM, and are the same on each kind of host."""
+
+_BESIDE = RUNNERS_OWN | {"cpu", "cuda"}  # what stands beside vLLM's arguments
 
 
 def engine_error(title: str, problems: list[tuple[FieldPath, str]], value: Any) -> ValidationError:
@@ -188,7 +189,7 @@ class VllmEngine(VllmArguments, EngineSettings):
 
     def on(self, device: Device) -> Self:
         """Return the settings on this kind of host: those under its name replace the others, null unsets."""
-        beside = self.model_dump(include=set(_BESIDE - {"cpu", "cuda"}), exclude_defaults=True)
+        beside = self.model_dump(include=set(RUNNERS_OWN), exclude_defaults=True)
         return type(self).model_validate(self._on(device) | beside)
 
     def _on(self, device: Device) -> dict[str, Any]:
