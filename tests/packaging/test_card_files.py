@@ -15,8 +15,8 @@ from omni_jobs.settings import read_settings
 from tests.docs.pages import page
 from tests.packaging.card_files import ALL, FOLDER, MOST, PIPELINES, ROOT, Cards, fitting, made, needs
 from tests.packaging.checkpoint_sizes import CHECKPOINTS
+from tests.packaging.compose_file import COMPOSE, EXAMPLE, example, workers
 from tests.packaging.interpolation import variables_of
-from tests.packaging.test_compose import COMPOSE, EXAMPLE, example, workers
 from tests.packaging.test_compose_variables import read
 from tests.unit.cards.test_shares import rows, weights
 

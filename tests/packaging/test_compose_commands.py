@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.packaging.compose_file import REMOTE
 from tests.packaging.containers import MOUNTS, Containers, containers_with_services, read_services
-from tests.packaging.test_compose import REMOTE
 
 SERVICES = read_services()
 WAIT_S = 60.0
@@ -112,7 +112,7 @@ def test_api_and_rescuer_turn_healthy_and_the_first_key_works(prepared: Containe
 
 
 def workers(*images: str) -> list[str]:
-    """The first worker of each pipeline and image: tests/packaging/test_compose.py checks the words of all."""
+    """The first worker of each pipeline and image: tests/packaging/test_compose_workers.py checks the words of all."""
     of = [(each["profiles"][0], each["image"], name) for name, each in SERVICES.items() if "profiles" in each]
     firsts = {(pipeline, image): name for pipeline, image, name in reversed(of) if pipeline != "images"}
     return sorted(name for (pipeline, image), name in firsts.items() if image in images and pipeline != "remote")

@@ -10,8 +10,8 @@ import yaml
 
 from omni_jobs.pipelines.loader import load_pipelines
 from tests.compose.trial import REQUIRED
+from tests.packaging.compose_file import COMPOSE, ROOT
 from tests.packaging.interpolation import Missing, Variable, interpolated, variables_of
-from tests.packaging.test_compose import COMPOSE, ROOT
 from tests.packaging.test_compose_overrides import Loader
 
 PIPELINES = load_pipelines(ROOT / "stage_configs")
