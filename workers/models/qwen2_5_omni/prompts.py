@@ -101,6 +101,6 @@ class QwenOmniPromptRenderer:
         return self.heard_tokens(-(-info.samples // self._hop))
 
     def heard_tokens(self, mel_frames: int) -> int:
-        """Count the tokens of so many mel frames: one per four, because the encoder halves them twice."""
+        """Count the tokens of a number of mel frames: one per four, because the encoder halves them twice."""
         halved = (mel_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1

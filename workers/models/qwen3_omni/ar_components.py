@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workers.runners.ar.prompts import OmniTextPrompt, OmniTokensPrompt
     from workers.stages.types import OmniModelRunnerOutput
 
-_ACCEPTED = "accepted"
+_ACCEPTED = "accepted"  # the rows of the layer that the checkpoint calls ``accept_hidden_layer``
 
 
 def talker_config(config: PretrainedConfig) -> PretrainedConfig:

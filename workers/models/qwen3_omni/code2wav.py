@@ -123,7 +123,7 @@ class FrameDecoder:
                 yield number, RowOutput({"waveform": torch.cat(row.parts)}, {"sampling_rate": WAVEFORM_SAMPLING_RATE})
 
     def _samples(self, frames: int) -> int:
-        """Return the samples that the model makes of so many frames, the dropped ones not counted."""
+        """Return how many samples the model makes of a number of frames, those that it drops not counted."""
         config = self._model.config
         samples = frames
         for ratio in config.upsampling_ratios:

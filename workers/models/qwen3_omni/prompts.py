@@ -30,7 +30,7 @@ class Qwen3OmniPromptRenderer(QwenOmniPromptRenderer):
         self._window = 2 * half
 
     def heard_tokens(self, mel_frames: int) -> int:
-        """Count the tokens of so many mel frames: 13 of each whole window, the rest halved three times."""
+        """Count the tokens of a number of mel frames: 13 of each whole window, the rest halved three times."""
         windows, rest = divmod(mel_frames, self._window)
         for _ in range(3):
             rest = (rest - 1) // 2 + 1

@@ -54,13 +54,13 @@ class _Speech:
     delta: int
     choice: CodeChoice
     frames: list[torch.Tensor] = field(default_factory=list)  # int64 [15] each
-    hidden: torch.Tensor | None = None  # [H], the last hidden states of the position ``heard``
-    heard: int = -1
+    hidden: torch.Tensor | None = None  # [H], the last hidden states of the position ``hidden_at``
+    hidden_at: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _NewFrame:
-    """A request's row of a step whose frame is not known yet."""
+    """A row of a step whose frame is to be predicted, and the speech that it belongs to."""
 
     speech: _Speech
     row: int
@@ -106,7 +106,7 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, InformedTalker):
         self._max_model_len: int = vllm_config.model_config.max_model_len
         special = torch.arange(text.vocab_size) >= text.vocab_size - _SPECIAL_TOKENS
         special[whole.codec_eos_token_id] = False
-        self.register_buffer("_never", special, persistent=False)
+        self.register_buffer("_unsampled", special, persistent=False)
         # Each position's further codes stand here for the whole step, so that vLLM's graphs can hand them on.
         codes = torch.zeros(vllm_config.scheduler_config.max_num_batched_tokens, self.code_predictor.codes)
         self.register_buffer("_codes", codes.to(torch.int64), persistent=False)
@@ -165,18 +165,18 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, InformedTalker):
         self, user: torch.Tensor, media: torch.Tensor, reply: torch.Tensor, tts: torch.Tensor, speaker: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the prompt's inputs [P, H] and the text [T, H] that is added to those of the frames."""
-        spoken_to = self.text_projection(user)
+        said = self.text_projection(user)
         media = media.to(user.device)
-        spoken_to[media] = self.hidden_projection(user[media])
+        said[media] = self.hidden_projection(user[media])
         begin, end, padding = self.text_projection(tts).split(1)
-        role, words = self.text_projection(reply).tensor_split([3])
+        role, words = self.text_projection(reply).tensor_split([ROLE_TOKENS])
         words = torch.cat([words, end])  # the first word is in the prompt; without any word the end is
         config = self.config
         tail = torch.cat([role, padding.expand(4, -1), begin, words[:1]])
         codec = [config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id, speaker]
         ids = torch.tensor([*codec, config.codec_pad_id, config.codec_bos_id], device=user.device)
-        tail[3:] += self.embed_input_ids(ids)
-        return torch.cat([spoken_to, tail]), torch.cat([words[1:], padding])
+        tail[ROLE_TOKENS:] += self.embed_input_ids(ids)
+        return torch.cat([said, tail]), torch.cat([words[1:], padding])
 
     @torch.inference_mode()
     def embed_information(self, embeds: torch.Tensor, step: Sequence[InformedRows]) -> None:
@@ -221,8 +221,8 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, InformedTalker):
         for rows, hidden in zip(step, last, strict=True):
             speech: _Speech = rows.information
             position = rows.position + rows.end - rows.begin - 1
-            if position >= speech.heard:
-                speech.hidden, speech.heard = hidden, position
+            if position >= speech.hidden_at:
+                speech.hidden, speech.hidden_at = hidden, position
 
     # Outputs and weights
 
@@ -240,8 +240,8 @@ class Qwen3OmniTalkerForConditionalGeneration(nn.Module, InformedTalker):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Return the logits, special tokens but the end at -inf; None when this rank has none."""
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        never: Any = self._never
-        return None if logits is None else logits.masked_fill_(never, float("-inf"))
+        unsampled: Any = self._unsampled
+        return None if logits is None else logits.masked_fill_(unsampled, float("-inf"))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the talker's part of a whole checkpoint's ``weights``; return the names of those loaded."""
@@ -261,7 +261,7 @@ def _text(speech: _Speech, frame: int, count: int) -> torch.Tensor:
 def _check_new(speech: _Speech, rows: InformedRows, known: int) -> None:
     """Raise RuntimeError for a frame whose hidden states are not known: vLLM never schedules one."""
     position = rows.position + known - rows.begin
-    if known + 1 != rows.end or speech.heard != position - 1:
+    if known + 1 != rows.end or speech.hidden_at != position - 1:
         raise RuntimeError(f"the hidden states before position {position} are not known")
 
 

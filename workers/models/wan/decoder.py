@@ -39,9 +39,11 @@ def load_decoder(model: OmniModelConfig, device: torch.device, dtype: str | None
 
 
 class FilmTile(NamedTuple):
-    """What a step makes of a row: the frames of a tile [3, n, h, w] with the past of the next one, or the whole video.
+    """What a step makes of a row: a tile, or the whole video where memory lacked for a frame as one tile.
 
-    film  uint8 [frames, H, W, 3], where memory lacked for a frame as one tile
+    frames  [3, n, h, w] of the tile
+    past    what the next tile needs of this one and of those before it
+    film    uint8 [frames, H, W, 3], the whole video
     """
 
     frames: torch.Tensor | None = None
@@ -51,14 +53,15 @@ class FilmTile(NamedTuple):
 
 @dataclass(slots=True)
 class FramesRow:
-    """One video under way.
+    """One video whose frames are being decoded, tile after tile.
 
     latents   [1, C, F, h, w] on the model's device
     tiling    the parts of a frame
-    pixels    uint8 [frames, H, W, 3] on the CPU, of which what is done is filled
-    past      of the next tile; None: it is the first of its part
-    part      frames [3, n, h, w] of the part under way; of the only part none is kept
-    complete  whether all pixels are filled, before the last step
+    pixels    uint8 [frames, H, W, 3] on the CPU: the video, as far as it is decoded
+    fps       frames a second at which the video is played
+    past      what the next tile needs of those before it; None: it is the first of its part
+    part      the decoded tiles [3, n, h, w] of the part under way; none where a frame is one part, for pixels has them
+    complete  whether ``pixels`` is the whole video, though steps are left: they do nothing
     """
 
     latents: torch.Tensor

@@ -23,10 +23,21 @@ MAX_SIDE: Final = 1280
 """The longest side in pixels. The model was trained on videos of up to 1280 x 720."""
 
 LEAST_FRAMES: Final = 5
-MOST_FRAMES: Final = 161
-"""The frames of the shortest and the longest video. The model was trained on videos of 81."""
+"""The frames of the shortest video."""
 
-PIXELS: Final = 832 * 480
+MOST_FRAMES: Final = 161
+"""The frames of the longest video."""
+
+FRAMES: Final = 81
+"""The frames of a video where a job names no length, as of those that the model was trained on."""
+
+WIDTH: Final = 832
+"""Pixels of a frame's width where a job names no size."""
+
+HEIGHT: Final = 480
+"""Pixels of a frame's height where a job names no size."""
+
+PIXELS: Final = WIDTH * HEIGHT
 """The area of a frame where a job names no size."""
 
 SIDES: Final = Sides(PATCH, PATCH, MAX_SIDE)
@@ -54,8 +65,7 @@ _FRAMES_SCHEMA: Final[Mapping[str, Any]] = {
     "description": f"frames of the video, at {FRAME_RATE} a second: a multiple of {CHUNK} and one more",
 }
 
-
-_VIDEO: Final[Mapping[str, tuple[str, ...]]] = {
+_QUANTITIES: Final[Mapping[str, tuple[str, ...]]] = {
     "pixels": ("width", "height"),
     "frames": ("num_frames", "seconds"),
     "video_pixels": ("width", "height", "num_frames", "seconds"),
@@ -67,7 +77,7 @@ class VideoLength(StageParameters):
 
     instead_of: ClassVar[Mapping[str, str]] = {"seconds": "num_frames"}
 
-    num_frames: Annotated[int, AfterValidator(_check_frames), WithJsonSchema(dict(_FRAMES_SCHEMA))] = 81
+    num_frames: Annotated[int, AfterValidator(_check_frames), WithJsonSchema(dict(_FRAMES_SCHEMA))] = FRAMES
     seconds: Annotated[
         float | None,
         Field(
@@ -86,10 +96,10 @@ class VideoLength(StageParameters):
 class VideoFrames(VideoLength):
     """How large and how long a video is."""
 
-    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = _VIDEO
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = _QUANTITIES
 
-    width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 832
-    height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = 480
+    width: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = WIDTH
+    height: Annotated[int, SIDES, Field(description="pixels, a multiple of 16")] = HEIGHT
 
     @property
     def pixels(self) -> int:
@@ -111,8 +121,8 @@ _OpenSide = Annotated[
 class BeginParameters(VideoLength):
     """What a job may set for the begin of a video: the video's size, which may be left to the picture."""
 
-    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = _VIDEO
-    work: ClassVar[Mapping[str, int]] = {"pixels": PIXELS, "frames": 81}
+    quantities: ClassVar[Mapping[str, tuple[str, ...]]] = _QUANTITIES
+    work: ClassVar[Mapping[str, int]] = {"pixels": PIXELS, "frames": FRAMES}
 
     width: _OpenSide = None
     height: _OpenSide = None
@@ -156,7 +166,7 @@ class AnimateParameters(VideoSteps):
 class FilmParameters(VideoFrames, VideoSteps):
     """What a job may set for text-to-video: size and length, beside steps and guidance."""
 
-    work: ClassVar[Mapping[str, int]] = {"steps": 40, "pixels": PIXELS, "frames": 81}
+    work: ClassVar[Mapping[str, int]] = {"steps": 40, "pixels": PIXELS, "frames": FRAMES}
 
 
 class PlaybackParameters(StageParameters):

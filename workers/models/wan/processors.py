@@ -41,7 +41,7 @@ class NarrateProcessor:
         self._renderer: WanPromptRenderer = renderer
 
     def __call__(self, stage_input: StageInput[TextParameters]) -> DiffusionPrompt[TextParameters]:
-        """Return the prompt: ``prompt_ids`` int64 [T], and ``negative_prompt_ids`` unless it is null."""
+        """Return the prompt: ``prompt_ids`` int64 [T], and ``negative_prompt_ids`` unless the parameter is null."""
         negative = stage_input.parameters.negative_prompt
         ids = {"prompt_ids": torch.tensor(self._renderer.encode(stage_input.request))}
         if negative is not None:

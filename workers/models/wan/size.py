@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from workers.models.pictures.vae import LATENT
 from workers.models.wan.parameters import (
     CHUNK,
     LEAST_FRAMES,
@@ -15,8 +16,6 @@ from workers.models.wan.parameters import (
     BeginParameters,
     VideoFrames,
 )
-
-_LATENT = 8  # pixels to a side of a latent
 
 
 class FilmSize(NamedTuple):
@@ -29,7 +28,7 @@ class FilmSize(NamedTuple):
     @property
     def latents(self) -> tuple[int, int, int]:
         """The latent frames, and their rows and columns."""
-        return (self.frames - 1) // CHUNK + 1, self.height // _LATENT, self.width // _LATENT
+        return (self.frames - 1) // CHUNK + 1, self.height // LATENT, self.width // LATENT
 
     @property
     def tokens(self) -> int:
@@ -38,7 +37,7 @@ class FilmSize(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether a video may have it."""
+        """Whether a video may have this size."""
         return LEAST_FRAMES <= self.frames <= MOST_FRAMES and self.height in SIDES and self.width in SIDES
 
     @classmethod
@@ -49,7 +48,7 @@ class FilmSize(NamedTuple):
     @classmethod
     def of_latents(cls, frames: int, rows: int, columns: int) -> FilmSize:
         """Return the size of a video by its latents."""
-        return cls((frames - 1) * CHUNK + 1, rows * _LATENT, columns * _LATENT)
+        return cls((frames - 1) * CHUNK + 1, rows * LATENT, columns * LATENT)
 
     @classmethod
     def of_picture(cls, parameters: BeginParameters, height: int, width: int) -> FilmSize:

@@ -34,7 +34,7 @@ def _write(directory: Path, seed: int) -> None:
 
 
 def write_parts(directory: Path, seed: int, channels: int) -> None:
-    """Write all folders of a checkpoint whose transformers see so many numbers of each latent."""
+    """Write all folders of a checkpoint whose transformers see this number of channels."""
     generator = torch.Generator().manual_seed(seed)
     parts = {
         "transformer": _transformer(channels),

@@ -19,8 +19,10 @@ from pathlib import Path
 from omni_jobs.errors import PayloadTooLarge
 
 RAISE_LIMIT = "set OMNI_JOBS_CAPTURE_BYTES on the worker"
+"""How an operator makes the budget larger where a setting or the memory bounds it."""
+
 ENLARGE_SPOOL = "give the worker a larger spool, whose size is that limit (OMNI_JOBS_SPOOL_DIR; unset: /dev/shm)"
-"""Remedies: how an operator makes the budget larger."""
+"""How an operator makes the budget larger where the spool bounds it."""
 
 _DEFAULT_MOST_BYTES = 8 << 30
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

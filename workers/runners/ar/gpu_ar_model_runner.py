@@ -28,7 +28,7 @@ class _CapturedStep:
 
     parts: list[CapturePart]
     index: slice | torch.Tensor  # the rows' places on the step's token axis
-    embeds: torch.Tensor | None  # [n, H], zeroed at media positions; None: not added
+    added: torch.Tensor | None  # [n, H], to be added: the embeddings, zeroed at media positions; None: nothing is
     inputs: torch.Tensor | None  # [n, H] of layer 0, a copy, because the model may overwrite them; None: not captured
 
 
@@ -40,8 +40,8 @@ class GPUARModelRunner(OmniGPUModelRunner):
     ``embeds_to_talker``). In a pipeline of ranks the first captures the embeddings, and the last the hidden states.
     """
 
-    adds_embeddings = False  # ``Component.adds_embeddings``; the worker sets it
-    # Once the model is loaded.
+    adds_embeddings = False  # ``ArComponent.adds_embeddings``; the worker sets it
+    # Known once the model is loaded.
     _layout: RowLayout
     _layers: dict[str, int]  # by the names of their rows
     _given: list[int]  # the layers whose inputs the model gives beside its last hidden states
@@ -86,9 +86,9 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def outputs_of(self, capture: Capture, rows: int) -> dict[str, TensorTree]:
         """Return the first ``rows`` of a taken capture by their kinds, and the model's named outputs.
 
-        The first rank of a pipeline has ``INPUT_EMBEDS`` alone.
-        Returns {} for a capture without rows. Raises the model's ModelError, and one naming an output that has a name
-        of the runner's own or of a kind of rows, or that is not made of tensors.
+        The first rank of a pipeline has ``INPUT_EMBEDS`` alone; a capture without rows has nothing. Raises the model's
+        ModelError, and one naming an output that has a name of the runner's own or of a kind of rows, or that is not
+        made of tensors.
         """
         if capture.rows is None:
             return {}
@@ -118,8 +118,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
 
     def model_loaded(self) -> bool:
         model = self.get_model()
-        self._layers, self._given = self.asked_layers(), []
-        gives = isinstance(model, SupportsStepOutputs)
+        self._layers = self.asked_layers()
         check_model_class(
             type(model), layers=bool(self._layers), is_pipelined=self.is_pipelined(), guesses=self.guesses()
         )
@@ -127,7 +126,7 @@ class GPUARModelRunner(OmniGPUModelRunner):
         if self._given:
             self.give_layers(self._given)
         self._layout = RowLayout(self._kinds())
-        return bool(self._given) or gives
+        return bool(self._given) or isinstance(model, SupportsStepOutputs)
 
     def _kinds(self) -> list[RowKind]:
         """Return the kinds of rows that this rank captures. Raises ValueError for a name of the runner's own."""
@@ -199,12 +198,12 @@ class GPUARModelRunner(OmniGPUModelRunner):
     def _rows(self, output: Any, step: _CapturedStep) -> dict[str, torch.Tensor]:
         """Return the step's rows by kind; ``output``: the model's, which only the last rank of a pipeline has."""
         if not self.holds_output():
-            return {} if step.embeds is None else {INPUT_EMBEDS: step.embeds}
+            return {} if step.added is None else {INPUT_EMBEDS: step.added}
         hidden, others = self._split(output)
         states = hidden[step.index]
         rows = {name: each[step.index] for name, each in others.items()}
         rows |= {name: step.inputs for name, layer in self._layers.items() if layer == 0 and step.inputs is not None}
-        rows[HIDDEN_STATES] = states if step.embeds is None else step.embeds.add_(states)
+        rows[HIDDEN_STATES] = states if step.added is None else step.added.add_(states)
         return rows
 
     def _split(self, output: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
