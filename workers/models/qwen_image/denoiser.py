@@ -21,7 +21,8 @@ from workers.models.pictures.euler import EulerDenoiser, EulerRow
 from workers.models.pictures.guidance import Pass
 from workers.models.pictures.schedule import read_euler_config
 from workers.models.pictures.vae import PictureVae, finite_floats
-from workers.models.qwen_image.latents import TOKEN, Sources, noise, unpack
+from workers.models.qwen_image.family import TOKEN
+from workers.models.qwen_image.latents import Sources, noise, unpack
 from workers.models.qwen_image.parameters import DrawParameters, EditParameters
 from workers.models.qwen_image.schedule import qwen_schedule
 from workers.models.qwen_image.size import Size

@@ -11,9 +11,15 @@ _DTYPES = frozenset({"auto", "float32", "bfloat16"})
 TEXT_ENCODER: Final = "QwenImageEditTextEncoder"
 """The name under which vLLM gets the model class of the text encoder that sees pictures."""
 
+CHANNELS: Final = 16
+"""The numbers of a latent."""
+
+TOKEN: Final = CHANNELS * 4
+"""The width of a packed token: a patch of 2 x 2 latents."""
+
 SOURCE_TOKENS = Flow(
     "source_tokens",
-    {"source_tokens": TensorField(FLOATS, (("tokens", 64),), finite=True)},
+    {"source_tokens": TensorField(FLOATS, (("tokens", TOKEN),), finite=True)},
     {"source_sizes": ValueField(list), "default_size": ValueField(list)},
     content="pictures",
 )
@@ -23,7 +29,7 @@ SOURCE_TOKENS = Flow(
 names no size.
 """
 
-_LATENTS = {"latents": Dialect("qwen_image", {"channels": 16})}  # of both families, whose VAE is one
+_LATENTS = {"latents": Dialect("qwen_image", {"channels": CHANNELS})}  # of both families, whose VAE is one
 
 _HEAD = ("text_encoder/lm_head.",)
 _VISION = ("text_encoder/visual.", "text_encoder/model.visual.")

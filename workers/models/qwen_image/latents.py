@@ -6,19 +6,16 @@ tokens of a picture by rows; unpacked ones are [16, H / 8, W / 8].
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from omni_jobs.errors import ModelError
 from workers.models.pictures.vae import finite_floats
+from workers.models.qwen_image.family import CHANNELS, TOKEN
 from workers.models.qwen_image.parameters import MOST_SOURCES, PATCH
 from workers.models.qwen_image.size import Size
 from workers.runners.diffusion.prompt import DiffusionPrompt
-
-CHANNELS: Final = 16
-TOKEN: Final = CHANNELS * 4
-"""The width of a packed token: a patch of 2 x 2 latents."""
 
 _LONGEST = 32_768  # pixels of a side; of more the transformer has no positions on either side of the middle
 

@@ -10,7 +10,7 @@ from omni_jobs.errors import ConfigError
 from workers.models.pictures.decoder import PictureDecoder
 from workers.models.pictures.diffusers_checkpoint import load_part, torch_dtype
 from workers.models.pictures.vae import LATENT, PictureVae
-from workers.models.qwen_image.latents import CHANNELS
+from workers.models.qwen_image.family import CHANNELS
 from workers.models.qwen_image.parameters import SIDES
 from workers.stages.engine_args import OmniModelConfig
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.models.qwen_image.latents import TOKEN
+from workers.models.qwen_image.family import TOKEN
 from workers.models.qwen_image.tiny_checkpoint import build_tiny_checkpoint
 
 
