@@ -32,7 +32,7 @@ from workers.runners.diffusion.diffusion_runner import DiffusionRunner
 from workers.runners.diffusion.engine_process import EngineProcess
 from workers.runners.diffusion.engine_settings import DiffusionEngine
 from workers.runners.diffusion.prompt import DiffusionPrompt
-from workers.runners.diffusion.ranks import Ranks
+from workers.runners.diffusion.ranks import Ranks, RankTensors
 from workers.runners.spool import Spool
 from workers.stages.engine_args import OmniEngineArgs, OmniModelConfig
 from workers.stages.types import Progress, Snapshot
@@ -187,9 +187,28 @@ async def test_a_rank_that_ends_or_hangs_is_a_dead_engine(
             await running
         assert caught.value.retryable
         assert not runner.healthy
+        if number == signal.SIGSTOP:
+            os.kill(rank, signal.SIGCONT)  # it goes on, and may answer now
         with pytest.raises(EngineDead):
             await runner.run(prompt(), nothing)
     until_gone([rank], within_s=60)
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_that_to_the_next_question(checkpoint: Path, tmp_path: Path) -> None:
+    model: Denoiser = load_denoiser(OmniModelConfig(checkpoint, "qwen_image", "denoise"), CPU, None)
+    given = args(checkpoint, tmp_path, rank_timeout_s=1)
+    assert isinstance(given.engine, DiffusionEngine)
+    ranks = Ranks(given, given.engine)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ranks._connection, ranks._tensors = ours, RankTensors(0, CPU, 1)
+        first, next_ = ([model.begin(prompt(seed=seed))] for seed in (1, 2))
+        with pytest.raises(EngineDead, match="has not answered within 1 s"):
+            ranks.discard(first)
+        with pytest.raises(BrokenPipeError):
+            theirs.sendall(b'{"done": true}\n')
+        with pytest.raises(EngineDead, match="is not connected"):
+            ranks.predictions(next_)
 
 
 async def test_an_idle_engine_whose_rank_ends_is_dead_and_its_worker_hears_of_it(

@@ -19,11 +19,13 @@ from workers.models.pictures.diffusers_checkpoint import denoising_dtype, finger
 from workers.models.pictures.guidance import GuidedDenoiser, GuidedRow, Pass
 from workers.models.pictures.vae import PictureVae, finite_floats
 from workers.models.wan.expert_adapters import ExpertAdapters
-from workers.models.wan.model_index import EXPERTS, PICTURE_CLASS, TEXT_CLASS, read_index
+from workers.models.wan.family import CHANNELS
+from workers.models.wan.model_index import EXPERTS, PICTURE_CLASS, TEXT_CLASS, read_boundary_ratio
 from workers.models.wan.parameters import AnimateParameters, FilmParameters
+from workers.models.wan.prompts import MAX_TEXT_TOKENS
 from workers.models.wan.size import FilmSize
 from workers.models.wan.solver import Solver, read_unipc_config
-from workers.models.wan.transformers import CHANNELS, PICTURE_CHANNELS, TEXT_TOKENS, Experts, load_experts
+from workers.models.wan.transformers import PICTURE_CHANNELS, Experts, load_experts
 from workers.models.wan.vae import load_vae
 from workers.runners.diffusion.model import Cost, RowOutput
 from workers.runners.diffusion.prompt import DiffusionPrompt
@@ -55,15 +57,15 @@ def load_animator(model: OmniModelConfig, device: torch.device, dtype: str | Non
 
 
 def _load(model: OmniModelConfig, device: torch.device, dtype: str | None, *, begins: bool) -> FilmDenoiser:
-    index = read_index(model.path, PICTURE_CLASS if begins else TEXT_CLASS)
+    boundary_ratio = read_boundary_ratio(model.path, PICTURE_CLASS if begins else TEXT_CLASS)
     config = read_unipc_config(model.path)
     channels = CHANNELS + (PICTURE_CHANNELS if begins else 0)
     experts = load_experts(model, device, denoising_dtype(dtype, device), channels)
-    identity = f"{fingerprint(model.path, (*EXPERTS, 'scheduler'))} {index.boundary_ratio}"
+    identity = f"{fingerprint(model.path, (*EXPERTS, 'scheduler'))} {boundary_ratio}"
     return FilmDenoiser(
         experts,
         config,
-        index.boundary_ratio,
+        boundary_ratio,
         identity,
         lambda: load_vae(model.path, device, torch.float32),
         begins=begins,
@@ -254,16 +256,16 @@ class FilmDenoiser(GuidedDenoiser[FilmRow]):
 
     def _check_embeds(self, embeds: object, name: str) -> None:
         width = self.experts.text_width
-        due = f"[1 … {TEXT_TOKENS}, {width}]"
+        due = f"[1 … {MAX_TEXT_TOKENS}, {width}]"
         finite_floats(
-            embeds, name, lambda shape: len(shape) == 2 and 1 <= shape[0] <= TEXT_TOKENS and shape[1] == width, due
+            embeds, name, lambda shape: len(shape) == 2 and 1 <= shape[0] <= MAX_TEXT_TOKENS and shape[1] == width, due
         )
 
     def _text(self, embeds: TensorTree) -> torch.Tensor:
         """Return embeddings [T, H] as a transformer takes them: [512, H], on the model's device."""
         if not isinstance(embeds, torch.Tensor):
             raise ModelError("there are no embeddings", field="prompt_embeds")
-        text = torch.zeros(TEXT_TOKENS, embeds.shape[1], dtype=self.experts.dtype, device=self.device)
+        text = torch.zeros(MAX_TEXT_TOKENS, embeds.shape[1], dtype=self.experts.dtype, device=self.device)
         text[: len(embeds)] = embeds
         return text
 

@@ -1,10 +1,15 @@
 """The families ``wan``, which films a description, and ``wan_i2v``, whose videos begin with a picture."""
 
+from typing import Final
+
 from omni_jobs.pipelines.declarations import CardMemory, ComponentDeclaration, Family, ProcessorDeclaration
 from omni_jobs.pipelines.flows import FLOATS, Dialect, Flow, TensorField
 
 _HERE = "workers.models.wan"
 _DTYPES = frozenset({"auto", "float32", "bfloat16"})
+
+CHANNELS: Final = 16
+"""The numbers of a latent."""
 
 TEXT_STATES = Flow(
     "text_states",
@@ -18,7 +23,7 @@ TEXT_STATES = Flow(
 )
 """A description and a negative prompt as a text encoder's states, a row for each token."""
 
-_LATENTS = {"latents": Dialect("wan", {"channels": 16})}
+_LATENTS = {"latents": Dialect("wan", {"channels": CHANNELS})}
 
 BEGIN_LATENTS = Flow(
     "begin_latents",
@@ -27,7 +32,7 @@ BEGIN_LATENTS = Flow(
 )
 """The latents of a video of one picture and nothing behind it, which a video is to begin as."""
 
-_BEGIN = {"begin_latents": Dialect("wan", {"channels": 16})}
+_BEGIN = {"begin_latents": Dialect("wan", {"channels": CHANNELS})}
 
 _ENCODE = ComponentDeclaration(
     "diffusion",

@@ -1,29 +1,28 @@
-"""``Index``: what a Wan checkpoint's model_index.json says of its two experts."""
+"""What a Wan checkpoint's model_index.json says of its two experts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from omni_jobs.errors import ConfigError
 from omni_jobs.prompts.checkpoint_files import read_json
 
 TEXT_CLASS: Final = "WanPipeline"
+"""The class of checkpoints that film a description."""
+
 PICTURE_CLASS: Final = "WanImageToVideoPipeline"
-"""The classes of checkpoints that film a description, and that begin with a picture."""
+"""The class of checkpoints whose videos begin with a picture."""
 
 EXPERTS: Final = ("transformer", "transformer_2")
 """The folders of the transformer that takes the first, noisy steps, and of the one that takes the last."""
 
 
-class Index(NamedTuple):
-    """boundary_ratio: the part of the times, from 0 (the video) to 1 (noise), in which the second expert works."""
+def read_boundary_ratio(checkpoint: Path, class_name: str) -> float:
+    """Return the part of the times, from 0 (the video) to 1 (noise), in which the second expert works.
 
-    boundary_ratio: float
-
-
-def read_index(checkpoint: Path, class_name: str) -> Index:
-    """Return the index of a checkpoint of a class. Raises ConfigError naming the field for one not of two experts."""
+    Raises ConfigError naming the field for a checkpoint of another class, or not of two experts.
+    """
     path = checkpoint / "model_index.json"
     index = read_json(path)
     if index.get("_class_name") != class_name:
@@ -40,4 +39,4 @@ def read_index(checkpoint: Path, class_name: str) -> Index:
             file=str(path),
             field="boundary_ratio",
         )
-    return Index(ratio)
+    return ratio

@@ -21,10 +21,13 @@ from workers.models.pictures.description import (
     message_of,
     negative_prompts,
 )
-from workers.models.wan.model_index import PICTURE_CLASS, TEXT_CLASS, read_index
+from workers.models.wan.model_index import PICTURE_CLASS, TEXT_CLASS, read_boundary_ratio
 
 MAX_TEXT_TOKENS: Final = 512
-"""The longest description with its end, in tokens. Diffusers cuts a longer one; omni-jobs refuses it."""
+"""The longest description with its end, in tokens. Diffusers cuts a longer one; omni-jobs refuses it.
+
+A transformer sees so many rows: those of a shorter text and zeros, as it was trained.
+"""
 
 _END = "</s>"
 
@@ -46,7 +49,7 @@ class WanPromptRenderer:
 
     def __init__(self, model_dir: Path) -> None:
         """Read the checkpoint's small files. Raise ConfigError when one is missing or another model's."""
-        read_index(model_dir, self._class)
+        read_boundary_ratio(model_dir, self._class)
         file = model_dir / "text_encoder" / "config.json"
         self.hidden_size = positive(read_json(file), ("d_model",), str(file))
         self._tokenizer = PromptTokenizer(model_dir / "tokenizer", DescriptionTemplate())

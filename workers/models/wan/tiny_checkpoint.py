@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from workers.models.tiny_directory import BYTES, TinyDirectory, randomise, write_json
+from workers.models.wan.family import CHANNELS
 from workers.models.wan.model_index import TEXT_CLASS
-from workers.models.wan.transformers import CHANNELS
 
 HIDDEN = 64
 """The width of the text encoder's states."""

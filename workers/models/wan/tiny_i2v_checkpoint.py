@@ -11,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.models.tiny_directory import TinyDirectory, write_json
+from workers.models.wan.family import CHANNELS
 from workers.models.wan.model_index import PICTURE_CLASS
 from workers.models.wan.tiny_checkpoint import INDEX, write_parts
-from workers.models.wan.transformers import CHANNELS, PICTURE_CHANNELS
+from workers.models.wan.transformers import PICTURE_CHANNELS
 
 
 def _write(directory: Path, seed: int) -> None:

@@ -9,17 +9,12 @@ import torch
 
 from omni_jobs.errors import ConfigError
 from workers.models.pictures.compact_transformer import load_compact, offload_blocks
+from workers.models.wan.family import CHANNELS
 from workers.models.wan.model_index import EXPERTS
 from workers.stages.engine_args import OmniModelConfig
 
-CHANNELS: Final = 16
-"""The numbers of a latent."""
-
 PICTURE_CHANNELS: Final = 4 + CHANNELS
 """What the transformers see beside a latent where a video begins with a picture: frames that are given, and latents."""
-
-TEXT_TOKENS: Final = 512
-"""The rows of text that a transformer sees: those of a shorter text and zeros, as it was trained."""
 
 _CLASS = "WanTransformer3DModel"
 

@@ -10,8 +10,8 @@ import torch
 from omni_jobs.errors import ConfigError
 from workers.models.pictures.diffusers_checkpoint import load_part
 from workers.models.pictures.vae import LATENT, PictureVae
+from workers.models.wan.family import CHANNELS
 from workers.models.wan.parameters import CHUNK, SIDES
-from workers.models.wan.transformers import CHANNELS
 
 Past: TypeAlias = list[Any]
 """What the convolutions over time keep of the frames before, an entry for each of them."""

@@ -184,13 +184,17 @@ class Ranks:
 
     @contextmanager
     def _its_end_known(self) -> Iterator[None]:
-        """Say how the process ended, if it did, where a connection to it broke: its end says more than the break."""
+        """Give the rank up where it breaks off or comes late, and say how its process ended, if it did.
+
+        Its end says more than the break. A late answer is never read: it would be taken for that to another question.
+        """
         try:
             yield
         except EngineDead as error:
             if self._process is not None:
                 with suppress(subprocess.TimeoutExpired):
                     raise EngineDead(self.wait(_ENDS_WITHIN_S), stage=self._args.stage) from error
+            self._hang_up()
             raise
 
     def begin(self, rows: Sequence[Any]) -> None:
@@ -226,7 +230,7 @@ class Ranks:
         try:
             self.predictions(rows)
         except EngineDead:
-            raise  # its answer may still come, and would be taken for that to another question
+            raise
         except StageError as error:
             logger.info("a pass on the second device, which nobody needs, failed: %s", error)
 
@@ -235,13 +239,18 @@ class Ranks:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        if self._connection is not None:
-            self._connection.close()
+        self._hang_up()
         if self._tensors is not None:
             self._tensors.leave()
             self._tensors = None
         if self._spool is not None:
             self._spool.close()
+
+    def _hang_up(self) -> None:
+        """Close the connection, which ends the rank once it reads. Safe to call twice."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     @property
     def _directory(self) -> Path:
@@ -309,5 +318,5 @@ class Ranks:
     @property
     def _socket(self) -> socket.socket:
         if self._connection is None:
-            raise EngineDead(f"{_SECOND} is not started", stage=self._args.stage)
+            raise EngineDead(f"{_SECOND} is not connected", stage=self._args.stage)
         return self._connection

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from workers.models.wan.family import CHANNELS
 from workers.models.wan.tiny_checkpoint import build_tiny_checkpoint
-from workers.models.wan.transformers import CHANNELS
 
 
 def digests(checkpoint: Path) -> dict[str, str]:
