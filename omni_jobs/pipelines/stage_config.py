@@ -150,7 +150,7 @@ class StageConfig(_Frozen):
         The context of the validation is the stage's engine settings, because a parameter may choose among what they
         list. Raises pydantic's ValidationError for an unknown name or a value that is not allowed.
         """
-        given = {**self.parameters, **overrides}
+        given = self.parameters_type.changed(self.parameters, overrides)
         return self.parameters_type.model_validate(given, context=self.engine_settings)
 
     def has_parameter(self, name: str) -> bool:

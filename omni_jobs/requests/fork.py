@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_jobs.errors import Conflict, InvalidRequest
 from omni_jobs.new_job import NewJob, Origin, Reuse
+from omni_jobs.pipelines.parameters import StageParameters
 from omni_jobs.prompts.renderers import Renderers
 from omni_jobs.requests.admission import check_caller, check_for_processor, choices_of, job_of
 from omni_jobs.requests.cost import cost_of
@@ -191,10 +192,14 @@ def _check_file(origin: Origin, pipeline: Pipeline) -> None:
 
 def _parameters(changes: JobRequest, origin: Origin, stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
     """Return the parameters of the job for the fork's stages, with the changes."""
-    names = {stage.name for stage in stages}
-    of_job = {name: dict(values) for name, values in origin.request.get("parameters", {}).items() if name in names}
+    types = {stage.name: stage.parameters_type for stage in stages}
+    of_job = {name: dict(values) for name, values in origin.request.get("parameters", {}).items() if name in types}
+    for name in of_job:
+        for stands_in, other in types[name].instead_of.items():
+            if of_job[name].get(stands_in) is not None:
+                of_job[name].pop(other, None)  # an earlier release took both, and this one decided nothing
     for name, values in (changes.stages or {}).items():
-        of_job[name] = {**of_job.get(name, {}), **values}
+        of_job[name] = types.get(name, StageParameters).changed(of_job.get(name, {}), values)
     return of_job
 
 

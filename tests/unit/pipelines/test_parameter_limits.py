@@ -176,6 +176,27 @@ def test_a_quantity_names_what_it_was_computed_of(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "frames", "problem"),
+    [
+        ({}, 33, None),
+        ({"steps": 3}, 33, None),
+        ({"num_frames": 49}, 49, None),
+        ({"num_frames": 49, "seconds": None}, 49, None),
+        ({"seconds": 1.0}, 17, None),
+        ({"num_frames": 53}, 53, "num_frames are 53 frames, which must be at least 1 and at most 49"),
+    ],
+)
+def test_of_two_lengths_that_of_the_job_counts(
+    tmp_path: Path, overrides: dict[str, Any], frames: int, problem: str | None
+) -> None:
+    file = limited(tmp_path, "wan", "denoise", "{frames: {at_most: 49}}", "{seconds: 2.0, num_frames: 41}")
+    stage = load_pipeline(file).stage("denoise")
+    assert getattr(stage.parameters_with(overrides), "frames", 0) == frames
+    found = stage.beyond_limits(overrides)
+    assert (found and found.problem) == problem
+
+
+@pytest.mark.parametrize(
     ("parameters", "name", "message"),
     [
         ({"steps": 61}, "steps", "must be at least 1 and at most 60 (a limit of this pipeline)"),
