@@ -97,13 +97,18 @@ def _on_card(memory: CardMemory, directory: Path, value_bytes: int, engine: Any)
 
 
 def _of_adapters(engine: Any, value_bytes: int) -> int:
-    """Return the bytes of the LoRA adapters that the stage lists, as far as their files are here."""
-    return sum(
-        values * value_bytes
-        for directory in getattr(engine, "lora_modules", {}).values()
-        for file in Path(directory).rglob("*.safetensors")
-        for _, values in _tensors(file).values()
-    )
+    """Return the bytes of the LoRA adapters that the stage lists, as far as their files are here.
+
+    Raises ConfigError naming the adapter and the file for one whose header cannot be read.
+    """
+    values = 0
+    for name, directory in getattr(engine, "lora_modules", {}).items():
+        for file in Path(directory).rglob("*.safetensors"):
+            try:
+                values += sum(count for _, count in _tensors(file).values())
+            except ConfigError as error:
+                raise ConfigError(str(error), field=f"engine.lora_modules.{name}") from error
+    return values * value_bytes
 
 
 def _weights(memory: CardMemory, directory: Path, value_bytes: int) -> Iterator[tuple[str, int]]:

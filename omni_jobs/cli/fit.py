@@ -138,7 +138,7 @@ def _show(places: Sequence[CardPlace], cards: Sequence[int]) -> None:
                 f"{_gb(need.context_bytes)} of {need.context_tokens:,}" if need.context_tokens else "",
                 _gb(need.work_bytes),
                 _gb(need.bytes),
-                " ".join(map(str, place.cards)) or "no room",
+                " ".join(map(str, place.cards)) or _lack(need),
                 "" if place.needed is None else f"{place.needed:.2f}",
                 _judged(place),
                 "" if place.share is None else f"{place.share:.2f}",
@@ -155,6 +155,10 @@ def _show(places: Sequence[CardPlace], cards: Sequence[int]) -> None:
             devices = ",".join(map(str, place.cards))
             variables = f"NVIDIA_VISIBLE_DEVICES={devices} OMNI_JOBS_GPU_MEMORY_UTILIZATION={place.share:.2f}"
             say(f"  {place.need.pipeline}.{place.need.stage}  {variables}")
+
+
+def _lack(need: CardNeed) -> str:
+    return "no room" if need.cards == 1 else f"no room on {need.cards} cards of one size"
 
 
 def _judged(place: CardPlace) -> str:

@@ -159,6 +159,12 @@ def test_an_adapter_of_another_model_is_refused(
     assert str(refused.value.file or refused.value).find(str(directory)) >= 0
 
 
+def test_an_adapter_whose_directory_is_missing_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/none: no such checkpoint directory") as refused:
+        adapted(load(checkpoint), {"mine": tmp_path / "none"})
+    assert refused.value.field == "engine.lora_modules.mine"
+
+
 async def test_an_engine_loads_the_adapters_of_its_stage(
     checkpoint: Path, adapters: dict[str, Path], model: FilmDenoiser
 ) -> None:

@@ -134,6 +134,21 @@ def test_each_of_two_devices_of_a_diffusion_stage_has_all_weights(tmp_path: Path
     assert one.weights_bytes == two.weights_bytes == 40_860 * 10**6
 
 
+def test_a_stage_that_lacks_a_second_card_says_how_many_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("text_encoder", "transformer", "transformer_2", "vae"):
+        write_hole(tmp_path / each / "model.safetensors", {"blocks.0.w": ("BF16", 1000)})
+    given = (CONFIGS / "wan.yaml").read_text()
+    (tmp_path / "wan.yaml").write_text(given.replace("snapshot_every_s: 60", "devices: 2"))
+    monkeypatch.setenv("OMNI_JOBS_STAGE_CONFIGS", str(tmp_path))
+    arguments = ["pipelines", "fit", "wan", "--gpu", "24", "--model", f"wan={tmp_path}"]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert "no room on 2 cards of one size" in done.stdout
+    assert CliRunner().invoke(app, [*arguments, "--gpu", "24"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("engine", "millions"),
     [
@@ -188,6 +203,17 @@ def test_adapters_are_loaded_beside_the_weights(tmp_path: Path) -> None:
     need = need_of(pipeline, with_engine(pipeline.stages["denoise"], {"lora_modules": adapters}), tmp_path)
     assert need is not None
     assert need.weights_bytes == 2000 + 2 * 45
+
+
+def test_a_broken_adapter_is_named_with_its_file(tmp_path: Path) -> None:
+    write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 1000)})
+    (tmp_path / "ink").mkdir()
+    (tmp_path / "ink" / "adapter_model.safetensors").write_bytes(b"hello")
+    pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
+    stage = with_engine(pipeline.stages["denoise"], {"lora_modules": {"ink": str(tmp_path / "ink")}})
+    with pytest.raises(ConfigError, match=r"ink/adapter_model\.safetensors: the header") as caught:
+        need_of(pipeline, stage, tmp_path)
+    assert caught.value.field == "engine.lora_modules.ink"
 
 
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:

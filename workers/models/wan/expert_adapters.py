@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from omni_jobs.errors import ConfigError
+from omni_jobs.prompts.checkpoint_files import check_checkpoint
 from workers.models.wan.model_index import EXPERTS
 from workers.runners.diffusion.lora_adapters import LoraAdapters, check_name
 
@@ -31,6 +32,10 @@ class ExpertAdapters:
         folder of either transformer.
         """
         for name, directory in directories.items():
+            try:
+                check_checkpoint(Path(directory))
+            except ConfigError as error:
+                raise ConfigError(str(error), field=f"engine.lora_modules.{name}") from error
             if not any((Path(directory) / part).is_dir() for part in EXPERTS):
                 message = f"the adapter has no folder {' or '.join(EXPERTS)}, which says what it is for"
                 raise ConfigError(message, file=directory, field=f"engine.lora_modules.{name}")
