@@ -71,7 +71,7 @@ def need_of(pipeline: Pipeline, stage: StageConfig, directory: Path) -> CardNeed
         pipeline=pipeline.name,
         stage=stage.name,
         weights_bytes=_on_card(memory, directory, weight_bytes, engine) // engine.weight_parts
-        + _of_adapters(engine, weight_bytes),
+        + _of_adapters(memory, engine, weight_bytes),
         context_bytes=context // engine.weight_parts,
         context_tokens=tokens,
         work_bytes=memory.work_bytes,
@@ -96,14 +96,16 @@ def _on_card(memory: CardMemory, directory: Path, value_bytes: int, engine: Any)
     return rest + _BLOCKS_AT_A_TIME * max(blocks.values(), default=0)
 
 
-def _of_adapters(engine: Any, value_bytes: int) -> int:
+def _of_adapters(memory: CardMemory, engine: Any, value_bytes: int) -> int:
     """Return the bytes of the LoRA adapters that the stage lists, as far as their files are here.
 
-    Raises ConfigError naming the adapter and the file for one whose header cannot be read.
+    They lie in an adapter's directory, or in folders of it that are named as those of the weights. Raises ConfigError
+    naming the adapter and the file for one whose header cannot be read.
     """
+    folders = {"", *(each.rpartition("/")[0] for each in memory.weights)}
     values = 0
     for name, directory in getattr(engine, "lora_modules", {}).items():
-        for file in Path(directory).rglob("*.safetensors"):
+        for file in (file for folder in folders for file in (Path(directory) / folder).glob("*.safetensors")):
             try:
                 values += sum(count for _, count in _tensors(file).values())
             except ConfigError as error:

@@ -194,15 +194,20 @@ def test_of_two_compact_transformers_the_blocks_of_one_are_on_the_card(
     assert need.weights_bytes == millions * 10**6
 
 
-def test_adapters_are_loaded_beside_the_weights(tmp_path: Path) -> None:
-    write_hole(tmp_path / "transformer" / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 1000)})
+@pytest.mark.parametrize(("name", "values"), [("qwen_image", 45), ("wan", 47)])
+def test_adapters_are_loaded_beside_the_weights(tmp_path: Path, name: str, values: int) -> None:
+    """What lies deeper is not loaded, such as what a training has left after some steps."""
+    for folder in ("transformer", "transformer_2"):
+        write_hole(tmp_path / folder / "model.safetensors", {"transformer_blocks.0.w": ("BF16", 500)})
     write_hole(tmp_path / "ink" / "adapter_model.safetensors", {"a": ("F32", 30), "b": ("F32", 10)})
-    write_hole(tmp_path / "film" / "transformer_2" / "adapter_model.safetensors", {"a": ("F32", 5)})
+    write_hole(tmp_path / "ink" / "checkpoint-500" / "pytorch_lora_weights.safetensors", {"a": ("F32", 30)})
+    write_hole(tmp_path / "film" / "transformer" / "adapter_model.safetensors", {"a": ("F32", 5)})
+    write_hole(tmp_path / "film" / "transformer_2" / "adapter_model.safetensors", {"a": ("F32", 2)})
     adapters = {each: str(tmp_path / each) for each in ("ink", "film", "elsewhere")}
-    pipeline = load_pipeline(CONFIGS / "qwen_image.yaml")
+    pipeline = load_pipeline(CONFIGS / f"{name}.yaml")
     need = need_of(pipeline, with_engine(pipeline.stages["denoise"], {"lora_modules": adapters}), tmp_path)
     assert need is not None
-    assert need.weights_bytes == 2000 + 2 * 45
+    assert need.weights_bytes == 1000 * (2 if name == "wan" else 1) + 2 * values
 
 
 def test_a_broken_adapter_is_named_with_its_file(tmp_path: Path) -> None:
