@@ -173,6 +173,8 @@ class TrialForm:
         match parts:
             case [_, "content", str(at), *_] if at.isdecimal() and int(at) < len(kinds):
                 return kinds[int(at)]
+            case [_, "content", missing, *_]:
+                return next((kind for kind in self.files if _PARTS[kind][0] == missing), self._first)
         return self._first
 
     def _parameters(self, form: Form, problems: dict[str, str]) -> dict[str, dict[str, Any]]:

@@ -115,5 +115,6 @@ def _problem(stage: StageConfig, own: str, value: Any) -> str | None:
     try:
         beyond = stage.beyond_limits({own: value})
     except ValidationError as error:
-        return words_of(error.errors(include_url=False, include_input=False)[0])
+        found = [each for each in error.errors(include_url=False, include_input=False) if each["loc"][:1] == (own,)]
+        return words_of(found[0]) if found else None
     return f"{beyond.problem} (a limit of this pipeline)" if beyond is not None and beyond.limit == own else None

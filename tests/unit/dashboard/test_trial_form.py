@@ -221,6 +221,7 @@ def test_who_speaks_is_answered_aloud() -> None:
         ("messages.1.content.0.input_audio.data", "audio"),
         ("messages.1.content.1.image_url.url", "image"),
         ("messages.1.content.2.text", "text"),
+        ("messages.1.content.image_url", "image"),  # it is missing
         ("messages", "text"),
         ("stages.picture.width", "stages.picture.width"),
         ("stages.answer.stop.3", "stages.answer.stop"),

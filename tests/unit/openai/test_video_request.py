@@ -1,9 +1,10 @@
 """What becomes of what a client of videos sends: the request of its job."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from pydantic import model_validator
 
 from omni_jobs.errors import InvalidRequest, NotFound
 from omni_jobs.http.form_reader import Form
@@ -11,6 +12,7 @@ from omni_jobs.openai.client_names import rename
 from omni_jobs.openai.videos.request import VIDEO_FORM, asked_video
 from omni_jobs.pipelines.loader import Pipelines, load_pipelines
 from omni_jobs.requests import JobRequest, Upload
+from omni_jobs.requests.options import parameters_of
 from tests.unit.openai.test_video import REMOTE
 
 PIPELINES = Pipelines([*load_pipelines(Path(__file__).parents[3] / "stage_configs").values(), REMOTE])
@@ -151,3 +153,20 @@ def test_an_error_of_the_job_names_what_was_sent() -> None:
         "model",
         "seed",
     ]
+
+
+def test_sides_that_suit_each_other_are_taken_whatever_the_defaults_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = PIPELINES.named("echo_media").stage("video")
+
+    class Upright(stage.parameters_type):  # type: ignore[misc, name-defined]  # mypy follows no property
+        @model_validator(mode="after")
+        def _check_sides(self) -> Self:
+            if self.width >= self.height:
+                raise ValueError("wider than high")
+            return self
+
+    monkeypatch.setitem(stage.__dict__, "parameters_type", Upright)
+    monkeypatch.setitem(stage.__dict__, "parameters", {**stage.parameters, "width": 64, "height": 96})
+    assert video(size="480x832").stages == {"video": {"width": 480, "height": 832}}
+    with pytest.raises(InvalidRequest, match="wider than high"):
+        parameters_of(video(size="832x480"), PIPELINES.named("echo_media"), [stage])

@@ -96,6 +96,7 @@ def test_pictures_and_videos_of_servers() -> None:
     chosen = RemoteParameters(size="2048x1024", seconds=8)
     assert (chosen.pixels, chosen.frames) == (2 << 20, 192)
     assert (RemoteParameters(size="auto").pixels, RemoteParameters(num_frames=9, seconds=3).frames) == (None, 9)
+    assert RemoteParameters.instead_of == {"num_frames": "seconds"}
     assert RemoteParameters().frames is None
 
 

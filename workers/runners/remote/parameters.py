@@ -103,7 +103,7 @@ class ImageParameters(_PictureParameters):
 class VideoParameters(_PictureParameters):
     """Parameters of videos. ``fps`` and ``num_frames`` are not OpenAI's: vLLM-Omni's are."""
 
-    instead_of: ClassVar[Mapping[str, str]] = {"seconds": "num_frames"}
+    instead_of: ClassVar[Mapping[str, str]] = {"num_frames": "seconds"}
 
     seconds: Annotated[int, Field(ge=1, le=600)] | None = None
     fps: Annotated[int, Field(ge=1, le=240)] | None = None
