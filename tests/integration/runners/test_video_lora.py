@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanPipeline
+from safetensors.torch import save_file
 
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.codec_prompts import nothing
@@ -163,6 +165,21 @@ def test_an_adapter_whose_directory_is_missing_is_refused(checkpoint: Path, tmp_
     with pytest.raises(ConfigError, match=r"/none: no such checkpoint directory") as refused:
         adapted(load(checkpoint), {"mine": tmp_path / "none"})
     assert refused.value.field == "engine.lora_modules.mine"
+
+
+def test_an_adapter_of_original_names_is_taken_once_diffusers_has_renamed_it(checkpoint: Path, tmp_path: Path) -> None:
+    """As docs/videos.md tells."""
+    layer, width = "diffusion_model.blocks.0.self_attn.q", 48
+    original = {f"{layer}.lora_A.weight": torch.ones(4, width), f"{layer}.lora_B.weight": torch.ones(width, 4)}
+    file = tmp_path / "fast" / EXPERTS[0] / "pytorch_lora_weights.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(original, file)
+    with pytest.raises(ConfigError, match=r"another model: it has 'diffusion_model\.blocks\.0"):
+        adapted(load(checkpoint), {"fast": tmp_path / "fast"})
+
+    save_file(WanPipeline.lora_state_dict(str(file)), file)
+    (found,) = latents(run(adapted(load(checkpoint), {"fast": tmp_path / "fast"}), [film_prompt(lora="fast")]))
+    assert not torch.equal(found, latents(run(load(checkpoint), [film_prompt()]))[0])
 
 
 async def test_an_engine_loads_the_adapters_of_its_stage(
