@@ -44,6 +44,9 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the engine's files and images for the next time")
     parser.add_argument("--with-worker", action="store_true", help="build the image of workers on GPUs as well")
     parser.add_argument("--with-torch", action="store_true", help="run pipelines of models as well, by vLLM on the CPU")
+    parser.add_argument(
+        "--pipelines", metavar="NAME", nargs="+", choices=models.JOBS, default=[*models.JOBS], help="of --with-torch"
+    )
     parser.add_argument("--own-engine", action="store_true", help="make an engine also where Docker runs")
     parser.add_argument("--only", metavar="ACT", nargs="+", choices=ACTS, default=[*ACTS], help=f"of {', '.join(ACTS)}")
     parser.add_argument("--work", type=Path, default=WORK, help="a directory for all files, of a local file system")
@@ -120,7 +123,7 @@ def _try(given: argparse.Namespace, work: Path) -> int:
         trial.start()
         trial.first_jobs()
         if given.with_torch:
-            models.models(trial)
+            models.models(trial, given.pipelines)
         for act in given.only:
             ACTS[act](trial)
     except FAULTS as error:

@@ -196,16 +196,16 @@ def glm_drawing() -> Json:
 
 
 def filming() -> Json:
-    """A job that films a small video of nine frames in few steps."""
+    """A job that films a small video in few steps."""
     said = {"role": "user", "content": SENTENCE}
-    stages = {"denoise": {**DRAWN, "num_frames": 9, "steps": 3}}
+    stages = {"denoise": {**DRAWN, "num_frames": FRAMES, "steps": 3}}
     return {"model": "wan", "messages": [said], "modalities": ["video"], "stages": stages, "seed": 0}
 
 
 def animation(picture: bytes) -> Json:
     """A job that films such a video after a picture."""
     content = [*enlargement(picture)["messages"][0]["content"], {"type": "text", "text": SENTENCE}]
-    stages = {"begin": {**DRAWN, "num_frames": 9}, "denoise": {"steps": 3}}
+    stages = {"begin": {**DRAWN, "num_frames": FRAMES}, "denoise": {"steps": 3}}
     said = {"role": "user", "content": content}
     return {"model": "wan_i2v", "messages": [said], "modalities": ["video"], "stages": stages, "seed": 0}
 
@@ -237,6 +237,16 @@ def size_of(picture: bytes) -> tuple[int, int]:
     return width, height
 
 
+def film_of(video: bytes) -> tuple[int, int, int]:
+    """Return the width, the height and the frames of an MP4 of one track."""
+    track = video.index(b"tkhd", video.index(b"moov"))
+    (length,) = struct.unpack(">I", video[track - 4 : track])
+    width, height = struct.unpack(">II", video[track + length - 12 : track + length - 4])
+    samples = video.index(b"stsz", track) + 12
+    (frames,) = struct.unpack(">I", video[samples : samples + 4])
+    return width >> 16, height >> 16, frames
+
+
 def fault(client: Client, body: Json, job: Json) -> str | None:
     """Return what is wrong with the result of a completed job, if anything is."""
     text = (job["result"] or {}).get("text")
@@ -255,6 +265,9 @@ def fault(client: Client, body: Json, job: Json) -> str | None:
     if (seconds := SOUND_S.get(body["model"])) is not None:
         long_enough = data[:4] == b"RIFF" and len(data) > seconds * 24_000 * 2
         return None if long_enough else f"sound of {len(data)} bytes"
+    if body["modalities"] == ["video"]:
+        film = film_of(data)
+        return None if film == (*DRAWN.values(), FRAMES) else f"a video of {film}"
     wanted = (4 * SIDE, 4 * SIDE) if body["model"] == "upscale" else (DRAWN["width"], DRAWN["height"])
     return None if size_of(data) == wanted else f"a picture of {size_of(data)}"
 
@@ -262,6 +275,7 @@ def fault(client: Client, body: Json, job: Json) -> str | None:
 SIDE = 192
 MEDIA = {"audio", "image", "video"}
 DRAWN = {"width": 64, "height": 96}
+FRAMES = 9
 SOUND_S = {"speech": 3.0, "qwen2_5_omni": 0.1, "qwen3_omni": 0.1, "voice": 0.1}  # at least
 
 

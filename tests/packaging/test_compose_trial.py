@@ -10,14 +10,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
 from tests.compose import debian, images, models, remote, trial
 from tests.compose.chat_server import ChatServer
-from tests.compose.client import SIDE, Outcome, png, size_of
+from tests.compose.client import SIDE, Outcome, film_of, png, size_of
 from tests.compose.deployment import block, container, moment
+from workers.encoders.video import encode_video
 
 ROOT = Path(__file__).parents[2]
 TARGETS = """\
@@ -131,6 +133,11 @@ def test_the_picture_of_the_trial_is_one() -> None:
         picture.load()
         assert picture.size == size_of(data) == (SIDE, SIDE)
         assert picture.mode == "RGB"
+
+
+def test_the_size_and_the_frames_of_a_video_are_read() -> None:
+    pixels = np.zeros((9, 96, 64, 3), np.uint8)
+    assert film_of(encode_video({"pixels": pixels}, {"frame_rate": 16}, "mp4")) == (64, 96, 9)
 
 
 @pytest.mark.parametrize(
