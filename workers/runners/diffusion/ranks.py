@@ -25,6 +25,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -76,7 +77,7 @@ class RankTensors:
     def __init__(self, rank: int, device: torch.device, timeout_s: float) -> None:
         self._other = 1 - rank
         self.device = device
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
 
     @classmethod
     def join(cls, rank: int, directory: Path, device: torch.device, timeout_s: float) -> RankTensors:
@@ -84,7 +85,7 @@ class RankTensors:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store = distributed.FileStore(str(directory / "ranks"), _WORLD)  # type: ignore[attr-defined]  # not listed there
-        with _of_other_rank():
+        with _of_other_rank(max(timeout_s, _LOAD_S)):
             distributed.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -97,17 +98,17 @@ class RankTensors:
 
     def send(self, tensor: torch.Tensor) -> None:
         """Send a tensor. Raises EngineDead."""
-        with _of_other_rank():
+        with _of_other_rank(self._timeout_s):
             self._wait(distributed.isend(tensor.contiguous(), self._other))
 
     def receive(self, into: torch.Tensor) -> None:
         """Receive a tensor of this shape and dtype. Raises EngineDead."""
-        with _of_other_rank():
+        with _of_other_rank(self._timeout_s):
             self._wait(distributed.irecv(into, self._other))
 
     def _wait(self, work: Any) -> None:
         if self.device.type == "cpu":
-            work.wait(self._timeout)
+            work.wait(timedelta(seconds=self._timeout_s))
         else:
             work.wait()  # the device does; the other's answer by the socket comes before
 
@@ -123,12 +124,19 @@ class RankTensors:
 
 
 @contextmanager
-def _of_other_rank() -> Iterator[None]:
+def _of_other_rank(within_s: float) -> Iterator[None]:
     """Turn an error of ``torch.distributed`` into EngineDead: the other rank ended, or did not answer in time."""
+    begun = time.monotonic()
     try:
         yield
     except RuntimeError as error:
+        if time.monotonic() - begun >= within_s:
+            raise EngineDead(_late(within_s)) from error
         raise EngineDead(f"{_SECOND} does not answer: {error}") from error
+
+
+def _late(within_s: float) -> str:
+    return f"{_SECOND} has not answered within {within_s:g} s (engine.rank_timeout_s)"
 
 
 class Ranks:
@@ -304,8 +312,7 @@ class Ranks:
             try:
                 more = self._socket.recv(1 << 16)
             except TimeoutError:
-                message = f"{_SECOND} has not answered within {within_s:g} s (engine.rank_timeout_s)"
-                raise EngineDead(message, stage=self._args.stage) from None
+                raise EngineDead(_late(within_s), stage=self._args.stage) from None
             except OSError as error:
                 raise EngineDead(f"{_SECOND} is gone: {error}", stage=self._args.stage) from error
             if not more:
