@@ -73,7 +73,7 @@ def test_videos_are_those_of_the_reference(llm: OmniLLM, checkpoint: Path) -> No
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        (request([]), "requests.0.messages.0.content"),
+        (request([]), "requests.0.messages.0.content.image_url"),
         (request([drawn(32, 32)] * 2), "requests.0.messages.0.content.1"),
         (request([drawn(32, 32)], num_frames=1), "requests.0.stages.begin.num_frames"),
         (request([drawn(32, 32)], height=47), "requests.0.stages.begin.height"),

@@ -350,9 +350,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "stage's value": ({"stages": {"thinker": {"top_k": -2}}}, "stages.thinker.top_k", "greater"),
     "stage's name": ({"stages": {"thinker": {"bogus": 1}}}, "stages.thinker.bogus", "unknown key"),
     "stage no object": ({"stages": {"thinker": 5}}, "stages.thinker", "object"),
-    "length twice": (
-        {"model": "wan", "modalities": ["video"], "stages": {"denoise": {"seconds": 2.0, "num_frames": 33}}},
-        "stages.denoise.num_frames", "seconds as well"),
     "min above max": (
         {"max_tokens": 3, "stages": {"thinker": {"min_tokens": 4}}}, "stages.thinker.min_tokens", "max_tokens"),
     "another stage's value": (
@@ -427,6 +424,13 @@ def test_too_large(pipelines: Pipelines, settings: Settings, body: dict[str, Any
     with pytest.raises(RequestTooLarge) as caught:
         admitted(pipelines, settings.model_copy(update=limits), **body)
     assert caught.value.field == field
+
+
+def test_one_length_given_twice(pipelines: Pipelines, settings: Settings) -> None:
+    twice = {"denoise": {"seconds": 2.0, "num_frames": 33}}
+    with pytest.raises(InvalidRequest, match="seconds as well") as caught:
+        admitted(pipelines, settings, model="wan", modalities=["video"], stages=twice)
+    assert caught.value.field == "stages.denoise.num_frames"
 
 
 def test_an_unknown_pipeline(pipelines: Pipelines, settings: Settings) -> None:
