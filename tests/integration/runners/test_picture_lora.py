@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.codec_prompts import nothing
+from tests.integration.runners.lora_snapshots import check_resumed_alone_by
 from tests.integration.runners.qwen_image_edits import edit_prompt, picture
 from tests.integration.runners.qwen_image_prompts import prompt, run
 from tests.oracles.picture_lora import build_picture_adapter, layers_of, merge_picture_adapter
@@ -150,19 +151,8 @@ def test_glm_image_has_adapters_too_of_its_sources_and_texts(
 
 
 def test_a_snapshot_is_resumed_with_the_same_adapter_alone(model: Denoiser) -> None:
-    given = prompt(seed=3, lora="loud")
-    with torch.inference_mode():
-        row = model.begin(given)
-        model.step([row])
-        saved = model.save(row)
-        resumed = model.resume(given, saved.tensors, saved.values)
-        model.step([row])
-        model.step([resumed])
-    assert torch.equal(row.latents, resumed.latents)
-    for other in (None, "s.oft"):
-        with pytest.raises(ModelError) as refused:
-            model.resume(prompt(seed=3, lora=other), saved.tensors, saved.values)
-        assert refused.value.field == "values.lora"
+    others = [prompt(seed=3, lora=other) for other in (None, "s.oft")]
+    check_resumed_alone_by(model, prompt(seed=3, lora="loud"), others)
 
 
 def test_a_job_that_names_an_unknown_one_is_refused(model: Denoiser) -> None:

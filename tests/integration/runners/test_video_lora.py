@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from omni_jobs.errors import ConfigError, ModelError
 from tests.integration.runners.codec_prompts import nothing
+from tests.integration.runners.lora_snapshots import check_resumed_alone_by
 from tests.integration.runners.qwen_image_prompts import run
 from tests.integration.runners.wan_prompts import animated, film_prompt
 from tests.oracles.picture_lora import build_picture_adapter, merge_picture_adapter
@@ -125,19 +126,8 @@ def test_adapters_of_offloaded_blocks_compute_the_same(
 
 
 def test_a_snapshot_is_resumed_with_the_same_adapter_alone(model: FilmDenoiser) -> None:
-    given = film_prompt(seed=3, lora="both")
-    with torch.inference_mode():
-        row = model.begin(given)
-        model.step([row])
-        saved = model.save(row)
-        resumed = model.resume(given, saved.tensors, saved.values)
-        model.step([row])
-        model.step([resumed])
-    assert torch.equal(row.latents, resumed.latents)
-    for other in (None, "first", "second"):
-        with pytest.raises(ModelError) as refused:
-            model.resume(film_prompt(seed=3, lora=other), saved.tensors, saved.values)
-        assert refused.value.field == "values.lora"
+    others = [film_prompt(seed=3, lora=other) for other in (None, "first", "second")]
+    check_resumed_alone_by(model, film_prompt(seed=3, lora="both"), others)
 
 
 def test_a_job_that_names_an_unknown_one_is_refused(model: FilmDenoiser) -> None:
